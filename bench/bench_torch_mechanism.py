@@ -23,7 +23,7 @@ from cairn.torch.runtime.executor import Executor
 from cairn.torch.selective.block_options import MASK
 from cairn.torch.selective.recompute import Recipe
 from support import arguments
-from support.kept_in_part import alike, by_kept, kept_in_part
+from support.selective_runs import alike, by_kept, by_option
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -127,8 +127,10 @@ def recipes_of(executor: Executor, step: Callable[[], None]) -> list[Recipe]:
         executor.attach()
     for _ in range(WARM):
         step()
-    opened = [site.opened for site in executor.first.sites.values() if site.opened is not None]
-    return [recipe for each in opened for entry in each._entries.values() for recipe in entry.recipes.values()]
+    selective = [
+        planned.selective for planned in executor.first.planned_blocks.values() if planned.selective is not None
+    ]
+    return [recipe for each in selective for entry in each._entries.values() for recipe in entry.recipes.values()]
 
 
 class ByHand:
@@ -197,7 +199,7 @@ def layers_us(width: int, tokens: int, runs: int) -> dict[str, float]:
     """
     layers, x = Layers(width).train(), torch.randn(1, tokens, width)
     profile = ct.profile(layers, x, loss_fn=Tensor.sum, blocks="layers.*")
-    inside, count = alike(profile), len(layers.layers)
+    options, count = alike(profile), len(layers.layers)
 
     def step(model: Layers = layers) -> None:
         model(x).sum().backward()
@@ -209,9 +211,9 @@ def layers_us(width: int, tokens: int, runs: int) -> dict[str, float]:
     def checkpointed() -> None:
         layers(x, lambda layer, x: checkpoint(layer, x, use_reentrant=False)).sum().backward()
 
-    by_dropped = by_kept(inside)
+    by_dropped = by_kept(options)
     most, least = copy.deepcopy(layers), copy.deepcopy(layers)
-    first, last_kept = (kept_in_part(m, profile, by_dropped[i]) for m, i in ((most, 0), (least, -1)))
+    first, last_kept = (by_option(m, profile, by_dropped[i]) for m, i in ((most, 0), (least, -1)))
     recipes = recipes_of(first, functools.partial(step, most))
     last_kept.attach()
 
@@ -243,7 +245,7 @@ def layers_us(width: int, tokens: int, runs: int) -> dict[str, float]:
     medians = {name: statistics.median(times) / count / 1000 for name, times in {"plain": plain, **beyond}.items()}
     return {
         **medians,
-        "dropped, where most is kept": len(inside.asked) - inside.options[by_dropped[0]].count("k"),
+        "dropped, where most is kept": len(options.asked) - options.decisions[by_dropped[0]].count("k"),
         "recomputing these": recomputing_us(first, functools.partial(step, most), count, -(-runs // 6)),
     }
 

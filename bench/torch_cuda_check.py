@@ -298,7 +298,7 @@ def waits(device: torch.device) -> str:
                 setting.step()
                 with waiting_is_an_error(device):
                     setting.step()
-            found.append("offloading" if plan.offloads else f"{len(plan.inside)} blocks kept in part")
+            found.append("offloading" if plan.offloads else f"selective recomputation of {len(plan.selective)} blocks")
     return ", ".join(found)
 
 

@@ -1,5 +1,5 @@
-"""Curves of peak against time on a CUDA device, at sizes that fill it: parts of blocks, whole blocks, transfers to the
-host, and what PyTorch offers for the same, measured in turns; then what carrying a plan out costs the host.
+"""Curves of peak against time on a CUDA device, at sizes that fill it: selective recomputation, whole blocks,
+offloading, and what PyTorch offers for the same, measured in turns; then what carrying a plan out costs the host.
 
 python bench/torch_cuda_curves.py [MODEL ...] [--budgets 7] [--rounds 5] [--beside WAY ...] [--json FILE]
                                   [--plot FOLDER] [--device cuda] [--quick]
@@ -41,8 +41,8 @@ from cairn.torch.runtime.executor import Executor
 from support import arguments
 from support.big_models import Case, UnderAutocast, gpt2, llama
 from support.cut_steps import LossOnly
-from support.kept_in_part import alike, by_kept, kept_in_part
 from support.models import resnet50
+from support.selective_runs import alike, by_kept, by_option
 from support.training import UNLIMITED, available_device, synchronize, write
 
 HOST = "64GiB"
@@ -132,7 +132,7 @@ def measured(case: Case, device: torch.device, chosen: argparse.Namespace, name:
     kinds = {stage.digest: stage for stage in profile.stages if stage.options}
     options = [len(stage.options) for stage in kinds.values()]
     print(f"profiled in {seconds:.1f} s; options of blocks {options}; allocator {profile.excess:+.2%}; "
-          f"replaced outside blocks: {'; '.join(profile.outside.notes()) or 'nothing'}", flush=True)  # fmt: skip
+          f"replaced outside blocks: {'; '.join(profile.replacements.notes()) or 'nothing'}", flush=True)  # fmt: skip
     yield "profile_seconds", seconds
     yield "options", [vars(option) for stage in list(kinds.values())[:1] for option in stage.options]
     whose = {"model": case.model, "kwargs": case.kwargs, "loss_fn": case.loss_fn, "rounds": chosen.rounds}
@@ -179,8 +179,8 @@ def host_ms(
     }
     if len({stage.digest for stage in profile.stages if stage.options}) == 1:
         options = by_kept(alike(profile))
-        ways["most kept"] = lambda: attached(kept_in_part(case.model, profile, options[0]))
-        ways["least kept"] = lambda: attached(kept_in_part(case.model, profile, options[-1]))
+        ways["most kept"] = lambda: attached(by_option(case.model, profile, options[0]))
+        ways["least kept"] = lambda: attached(by_option(case.model, profile, options[-1]))
     return {name: issued_and_done(case, kwargs, way(), device) for name, way in ways.items()}
 
 

@@ -1,4 +1,4 @@
-"""What tests of module state share: blocks that write beside their results."""
+"""What tests of module state share: blocks with side effects."""
 
 from __future__ import annotations
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import inside_support
+import selective_support
 import torch
 from executor_support import (
     blocks,
@@ -28,7 +28,7 @@ class Layer(nn.Module):
         return x + (y if scale is None else y * scale)
 
 
-class Net(inside_support.Net):
+class Net(selective_support.Net):
     """Some layers between an embedding and a head."""
 
     def __init__(self, count: int = 5, layer: Callable[[], nn.Module] = Layer) -> None:

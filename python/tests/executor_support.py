@@ -58,7 +58,7 @@ def store_all(stages: Sequence[StageRef]) -> list[Op]:
 
 
 def every_block(stages: Sequence[StageRef]) -> list[Op]:
-    """Each block's input is kept, and the block run again in the backward."""
+    """Each block's input is kept, and the block is recomputed in the backward."""
     n = len(stages)
     ops = [keep(s) if stages[s - 1].is_block else save(s) for s in range(1, n + 1)]
     for stage in range(n, 0, -1):

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from cairn.torch.selective.recompute import Sample
-from inside_support import WIDTH, Mlp
+from selective_support import WIDTH, Mlp
 from torch import Tensor, nn
 from torch.nn import functional as F
 

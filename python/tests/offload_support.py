@@ -99,7 +99,7 @@ def same(one: Result, other: Result) -> bool:
 def trace(saved: Offload) -> list[tuple[str, Any]]:
     """The copies that were begun, as soon as none waits."""
     for store in saved._stores.values():
-        line = getattr(store.transfers._lanes, "_line", None)
+        line = getattr(store.transfers._copy_streams, "_queue", None)
         if line is not None:
             with line.changed:
                 assert line.changed.wait_for(lambda line=line: not line.waiting, timeout=30)

@@ -79,7 +79,7 @@ def offloading(stages: Sequence[StageRef]) -> list[Op]:
 
 
 def inputs_offloaded(stages: Sequence[StageRef]) -> list[Op]:
-    """Only outputs are kept, on the host; each block is run again from its own."""
+    """Only outputs are kept, on the host; each block is recomputed from its own."""
     n = len(stages)
     ops: list[Op] = []
     for stage in range(1, n):

@@ -22,7 +22,7 @@ def profiled(step: torch_models.Step, **options: Any) -> ct.Profile:
 
 
 def least_of(step: torch_models.Step) -> int:
-    """What a profile finds, and some more: the next one may choose other parts of blocks, by their times."""
+    """What a profile finds, and some more: the next one may have other options, by their times."""
     return ct.plan(profiled(step), UNLIMITED).least_budget_bytes * 102 // 100
 
 

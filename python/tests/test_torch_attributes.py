@@ -1,4 +1,4 @@
-"""What blocks write beside their results: into attributes, and elsewhere. It is written once a step, as in plain
+"""Side effects of blocks: writes into attributes, and elsewhere. They happen once a step, as in plain
 training, or the block is kept; and profiling and verifying leave none of it.
 """
 

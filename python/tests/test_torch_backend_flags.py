@@ -107,6 +107,6 @@ def test_switches_are_named_as_the_cause_of_a_step_that_takes_more() -> None:
     top = ct.plan(profile, 2**40)
     with ct.apply(model, ct.plan(profile, top.plain_peak_bytes + top.reserve_bytes)) as planned:
         planned.shapes.watch(Watch(2))
-        with pytest.warns(UserWarning, match="switches differ: .*sdpa_kernel"), sdpa_kernel(SDPBackend.MATH):
+        with pytest.warns(UserWarning, match="backend flags differ: .*sdpa_kernel"), sdpa_kernel(SDPBackend.MATH):
             for _ in range(3):
                 model(x).backward()

@@ -270,6 +270,6 @@ def test_offloading_is_allowed_and_forbidden_by_name(resnet_profile: ct.Profile)
     where = {"host_budget": "64MiB", "link": "100GB/s"}
     assert ct.plan(resnet_profile, budget, **where).offloads
     without_parts = ct.plan(resnet_profile, budget, allow=("recompute", "offload"), **where)
-    assert without_parts.offloads and not without_parts.inside
+    assert without_parts.offloads and not without_parts.selective
     assert not ct.plan(resnet_profile, budget, allow=("recompute", "inside")).offloads
     assert ct.sweep(resnet_profile, [budget], allow=["recompute", "offload"], **where)[0].step_ns is not None

@@ -19,7 +19,7 @@ from cairn.torch.schedule.executed import as_performed, excess_bytes, in_order_o
 from cairn.torch.schedule.program import FORWARDS
 from executor_support import Op, backward, drop, drop_input, keep, save
 
-#: Three stages: all is kept; the first two run again, from the input; the input of the second stays.
+#: Three stages: all is kept; the first two are recomputed from the input; the input of the second stays.
 KEPT = [save(1), save(2), save(3), backward(3), backward(2), backward(1)]
 AGAIN = [
     *(keep(1), drop_input(2), save(3), backward(3)),
@@ -122,7 +122,7 @@ def test_copies_go_with_the_first_runs_that_saved_them() -> None:
         (KEPT, set()),
         (AGAIN, {1, 2}),
         (FROM_INPUTS, {1, 2}),
-        (FROM_OUTPUT, {1, 2}),  # the second runs again from the output of the first
+        (FROM_OUTPUT, {1, 2}),  # the second is recomputed from the output of the first
         ([keep(1), save(2), save(3), backward(3), backward(2), save(1), backward(1)], {1}),
         ([("forward_save", 1, 0), ("forward_save", 2, 1), *KEPT[2:]], {1, 2}),  # what it recomputes may take its input
     ],

@@ -99,7 +99,7 @@ def library() -> Iterator[Library]:
 
 
 def recomputed(profile: ct.Profile) -> str:
-    """What the options of blocks run again."""
+    """What the options of blocks recompute."""
     return ", ".join(option.recomputes for stage in profile.stages for option in stage.options)
 
 

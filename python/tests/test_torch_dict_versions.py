@@ -34,7 +34,7 @@ class Of:
         self.owners[0].register_buffer("buffer", None)
         self.dicts: list[dict[Any, Any]] = [self.owners[0]._parameters, {}, collections.OrderedDict(a=1), {1: 2}]
 
-    def witness(self) -> DictVersions:
+    def versions(self) -> DictVersions:
         found = DictVersions.of(self.owners, self.dicts)
         assert found is not None and found.holds()
         return found
@@ -61,10 +61,10 @@ _CHANGES: dict[str, Callable[[Of], object]] = {
 @pytest.mark.parametrize("what", _CHANGES)
 def test_a_change_is_told(what: str) -> None:
     of = Of()
-    found = of.witness()
+    found = of.versions()
     _CHANGES[what](of)
     assert not found.holds()
-    assert of.witness().holds()  # as it is now
+    assert of.versions().holds()  # as it is now
 
 
 @pytest.mark.parametrize("what", _CHANGES)
@@ -75,7 +75,7 @@ def test_a_change_is_told_by_code_that_ran_often(what: str) -> None:
 
 def test_what_is_no_change_holds() -> None:
     of = Of()
-    found = of.witness()
+    found = of.versions()
     of.owners[2].value = of.owners[2].value
     of.owners[0].weight.requires_grad_(False)  # within what the dict has
     of.owners[3].slot = 1  # is in no dict
@@ -88,12 +88,12 @@ def test_what_is_no_change_holds() -> None:
 def test_nothing_is_kept_alive() -> None:
     of = Of()
     counts = list(map(sys.getrefcount, [*of.owners, *of.dicts]))
-    found = of.witness()
+    found = of.versions()
     assert list(map(sys.getrefcount, [*of.owners, *of.dicts])) == counts
     del found
 
 
-def test_objects_that_lie_otherwise_have_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_objects_of_another_layout_have_no_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     class Text(str):  # of variable size
         pass
 
@@ -102,7 +102,7 @@ def test_objects_that_lie_otherwise_have_no_witness(monkeypatch: pytest.MonkeyPa
     assert DictVersions.of([Plain()], []) is None
 
 
-def test_where_nothing_tells_changes_there_is_no_witness(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_change_counters_there_are_no_versions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dict_contents, "tells_changes", lambda number: False)
     _compat.number_at.cache_clear()
     try:

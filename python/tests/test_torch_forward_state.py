@@ -342,7 +342,7 @@ def test_a_plan_says_what_it_brings_back_when_it_is_read_again() -> None:
     model, x = Toggled("attribute"), sample()
     plan = smallest(profile_of(model, x))
     again = ct.Plan.from_json(plan.to_json())
-    assert list(again.brought_back) == list(plan.brought_back) != []
+    assert list(again.restored_blocks) == list(plan.restored_blocks) != []
     plain = step(model, x)
     with ct.apply(model, again):
         assert all(map(torch.equal, plain, step(model, x)))

@@ -390,10 +390,10 @@ def test_in_a_planned_model(tied: bool, own: bool) -> None:
     plain = _step(model, tokens, 3)
     model.in_chunks = True
     profile = ct.profile(model, kwargs={"tokens": tokens})
-    (way,) = profile.outside.heads
+    (way,) = profile.replacements.heads
     _needs_chunks()
     assert way.chunks is not None and any("words in the backward" in note for note in profile.notes)
-    assert profile.outside.tied == (("words.weight",) if tied else ())
+    assert profile.replacements.tied == (("words.weight",) if tied else ())
     assert ct.Profile.from_json(profile.to_json()) == profile
     everything = ct.plan(profile, "1GiB")
     for budget in (everything.least_budget_bytes, "1GiB"):

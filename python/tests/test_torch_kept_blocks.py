@@ -13,12 +13,12 @@ torch = pytest.importorskip("torch")
 import cairn.torch as ct
 from cairn.torch.base.stage_measure import StageMeasure
 from cairn.torch.planning.step_profile import _chain_stage
-from inside_support import Mlp, Net, mean_square
+from selective_support import Mlp, Net, mean_square
 
 
 def test_the_times_of_a_block_that_is_always_kept_are_those_of_plain_training() -> None:
     """What recomputing it would cost beside the run is no part of its forward, nor taken out of its backward."""
-    measured = {"name": "a", "kind": "block", "forward_ns": 30, "backward_ns": 50, "again_ns": 400}
+    measured = {"name": "a", "kind": "block", "forward_ns": 30, "backward_ns": 50, "recompute_overhead_ns": 400}
     kept = _chain_stage(StageMeasure(**measured, keep_reason="draws"), 0, True)
     assert (kept["options"][0]["forward_ns"], kept["options"][0]["backward_ns"]) == (30, 50)
     recomputed = _chain_stage(StageMeasure(**measured), 0, True)
@@ -33,7 +33,7 @@ def test_reports_show_times_of_forwards_and_backwards_without_what_recomputing_c
     model, x = Net(Mlp), torch.randn(64, 16)
     profile = ct.profile(model, x, loss_fn=mean_square, passes=1)
     blocks = {stage.name: stage for stage in profile.stages if stage.kind == "block"}
-    slow = tuple(dataclasses.replace(stage, again_ns=10**9) for stage in profile.stages)
+    slow = tuple(dataclasses.replace(stage, recompute_overhead_ns=10**9) for stage in profile.stages)
     slow = tuple(dataclasses.replace(s, keep_reason="no") if s.name == list(blocks)[0] else s for s in slow)
     profile = dataclasses.replace(profile, stages=slow)
     top = ct.plan(profile, 2**40)

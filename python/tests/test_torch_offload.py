@@ -17,7 +17,7 @@ import pytest
 import random_networks
 import torch
 import torch_models
-from cairn.torch.offloading.copy_streams import StreamLanes
+from cairn.torch.offloading.copy_streams import CudaCopyStreams
 from offload_support import KIB, NETWORKS, TIERS, Result, build, grads, moved, place, same, step
 from torch import Tensor, nn
 
@@ -42,7 +42,7 @@ def test_steps_are_bit_for_bit_the_plain_ones(
 ) -> None:
     if kind == "streams":
         fake_streams.install(monkeypatch)
-        monkeypatch.setattr("cairn.torch.offloading.transfers.lanes_for", StreamLanes)
+        monkeypatch.setattr("cairn.torch.offloading.transfers.copy_streams_for", CudaCopyStreams)
     plain_model, x = build(name)
     model, _ = build(name)
     saved = ct.offload(model, x, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=resident)
@@ -111,7 +111,7 @@ def test_what_is_written_after_it_was_saved(
 ) -> None:
     if kind == "streams":
         fake_streams.install(monkeypatch)
-        monkeypatch.setattr("cairn.torch.offloading.transfers.lanes_for", StreamLanes)
+        monkeypatch.setattr("cairn.torch.offloading.transfers.copy_streams_for", CudaCopyStreams)
     torch.manual_seed(0)
     model, x = LATE[name](), torch.randn(256, 64)
     saved = ct.offload(model, tier=place(kind, tmp_path), min_bytes=0, resident_bytes=0)

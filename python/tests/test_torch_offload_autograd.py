@@ -119,7 +119,7 @@ def test_a_forward_after_storages_of_an_earlier_one_were_fetched_ahead(resident:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing_inside(context: Offload, reentrant: bool) -> None:
-    """Offloaded are then the inputs of what is run again."""
+    """The inputs of what is recomputed are then offloaded."""
 
     def run(model: nn.Module, x: Tensor, within: Any) -> Result:
         x = x.clone().requires_grad_()

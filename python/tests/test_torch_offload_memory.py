@@ -129,7 +129,7 @@ def test_training_under_a_cap_of_the_system(tmp_path: Path) -> None:
 def settle(saved: Offload) -> None:
     """Waits until the threads are done with copies that nobody wants any more."""
     deadline = time.monotonic() + 20
-    while any(store.transfers._lanes.unfinished() for store in saved._stores.values()):
+    while any(store.transfers._copy_streams.unfinished() for store in saved._stores.values()):
         assert time.monotonic() < deadline
         time.sleep(0.001)
 

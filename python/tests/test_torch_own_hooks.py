@@ -19,7 +19,7 @@ import cairn.torch as ct
 from cairn.torch.selective.saved_tensors import InnerHolder
 from executor_support import backward, blocks, drop, is_valid, keep, save
 from executor_support import planned as planned_by
-from inside_support import mean_square
+from selective_support import mean_square
 from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts

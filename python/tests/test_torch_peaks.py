@@ -30,13 +30,13 @@ from cairn.torch.base.stages import StageRef
 from cairn.torch.base.tensor_fingerprints import fingerprint
 from cairn.torch.planning import step_memory
 from cairn.torch.planning.chains import counted_for
-from cairn.torch.rerun_state.preserve import untouched
+from cairn.torch.rerun_state.preserve import preserved
 from cairn.torch.selective import block_runs
 from random_times_support import SEEDS, UNLIMITED, with_random_times
 
 pytestmark = pytest.mark.usefixtures("seeded")
 #: By how much the prediction may be too high, as a share, for plans that planners choose: what a block's first run
-#: finds beside it, copies of buffers, counts as there when it runs again.
+#: finds beside it, copies of buffers, counts as there when it is recomputed.
 LOOSE = {"tabled": 0.015}
 #: The same under autocast.
 LOOSE_UNDER_AUTOCAST = {"t5": 0.015}
@@ -94,7 +94,7 @@ def measured(
     model, meter, found = made.model, memory.CpuMeter(), []
     with meter, ct.apply(model, plan):
         for gradients in ("created", "created", "accumulated"):
-            with untouched(model, torch.device("cpu")):
+            with preserved(model, torch.device("cpu")):
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p) if gradients == "accumulated" else None
                 kept = step_memory.AttributeMemory(plan, model)
@@ -104,7 +104,7 @@ def measured(
                     output = model(*made.args, **made.kwargs)
                     loss = output.loss if made.loss_fn is None else made.loss_fn(output)
                 loss.backward()
-                found.append((begin, meter.mark(), gradients, there + kept.beside(model, sees_going=False)))
+                found.append((begin, meter.mark(), gradients, there + kept.uncounted(model, sees_going=False)))
                 grads = [p.grad for p in model.parameters() if p.grad is not None]
                 left = list(map(fingerprint, [loss, *grads, *model.buffers(), torch.get_rng_state()]))
                 assert prints.setdefault(gradients, left) == left
@@ -152,7 +152,7 @@ def test_every_plan_keeps_to_its_peak(name: str) -> None:
 
 
 def test_every_option_of_a_block_keeps_to_its_peak() -> None:
-    """Random state is taken down after tensors that are kept, and after others that are not."""
+    """Random state is recorded after tensors that are kept, and after others that are not."""
     sample = torch_models.layers()
     profile = ct.profile(sample.model, **sample.profiling, passes=1)
     prints: dict[str, list[int]] = {}

@@ -17,8 +17,8 @@ import cairn.torch as ct
 import torch_models
 from cairn.torch import api
 from cairn.torch.base import memory
-from inside_support import mean_square
 from random_times_support import SEEDS, UNLIMITED, with_random_times
+from selective_support import mean_square
 from torch import nn
 
 pytestmark = pytest.mark.usefixtures("seeded")
@@ -117,7 +117,7 @@ def test_what_blocks_leave_beside_their_results_is_counted_while_they_run_again(
     """It is there until the next step replaces it, whatever is kept of the block."""
     model, x = _Watched(how), torch.randn(512, 32)
     profile = ct.profile(model, x, passes=1, inside=inside, blocks=_Leaving)
-    assert profile.resident["left by blocks beside their results"] == 6 * 512 * 96 * 4
+    assert profile.resident["side outputs of blocks"] == 6 * 512 * 96 * 4
     assert not profile.notes  # that some are always kept
     assert how == "gradients" or not (model.features or model.collector.seen or _FEATURES)  # of the profile's runs
     assert how == "detached" or not any("feature" in vars(layer) for layer in model.layers)

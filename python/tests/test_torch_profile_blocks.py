@@ -232,7 +232,7 @@ class _Borrows(nn.Linear):
 
 
 def test_blocks_that_write_buffers_of_others_are_kept() -> None:
-    """Only a block's own buffers are put back when it runs again."""
+    """Only a block's own buffers are restored when it is recomputed."""
 
     class Shares(nn.Module):
         def __init__(self) -> None:

@@ -70,13 +70,13 @@ def test_running_again_costs_more_than_the_run() -> None:
     """By the mechanism's own time, which grows with what a block saves; kept blocks are free of it."""
     profile = profiled(torch_models.resnet())
     blocks = [stage for stage in profile.stages if stage.kind == "block"]
-    assert all(0 < stage.again_ns < 10**8 for stage in blocks)
+    assert all(0 < stage.recompute_overhead_ns < 10**8 for stage in blocks)
     chain = profile.chain()
     for stage, described in zip(profile.stages, chain["stages"], strict=True):
         options = described["options"]
         assert options[0]["forward_ns"] + options[0]["backward_ns"] == stage.forward_ns + stage.backward_ns
-        assert described["forward_only_ns"] >= stage.again_ns
-        if all(measured.backward_ns >= stage.again_ns for measured in (stage, *stage.options)):
+        assert described["forward_only_ns"] >= stage.recompute_overhead_ns
+        if all(measured.backward_ns >= stage.recompute_overhead_ns for measured in (stage, *stage.options)):
             # so that nothing is saved that no backward uses
             assert described["forward_only_ns"] <= min(option["forward_ns"] for option in options)
     known = overhead.cost()
@@ -107,7 +107,7 @@ def test_nothing_is_saved_to_be_dropped_unused() -> None:
     for stage in profile.stages:
         for measured in (stage, *stage.options):
             vars(measured).update(times)
-        vars(stage).update(forward_only_ns=10**7, again_ns=10**6)
+        vars(stage).update(forward_only_ns=10**7, recompute_overhead_ns=10**6)
     top = ct.plan(profile, 2**40)
     low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
     plans = [ct.plan(profile, low + (high - low) * i // 10) for i in range(10)]
@@ -135,8 +135,8 @@ def test_what_waits_is_counted_by_kind_of_step() -> None:
     """Changes are in the order of the forward; what is there beside a stage's gradient came with the stage behind."""
     stages = [StageMeasure(name, "block") for name in "abc"]
     gradient_lifetimes.count(stages, [-4, 1, 4], [-2, 0, 5])
-    assert [(stage.weight_grad_bytes, stage.waiting_bytes) for stage in stages] == [(0, 4), (0, 3), (1, 0)]
-    counted = [(stage.accumulated_weight_grad_bytes, stage.accumulated_waiting_bytes) for stage in stages]
+    assert [(stage.weight_grad_bytes, stage.pending_grad_bytes) for stage in stages] == [(0, 4), (0, 3), (1, 0)]
+    counted = [(stage.accumulated_weight_grad_bytes, stage.accumulated_pending_grad_bytes) for stage in stages]
     assert counted == [(0, 2), (0, 2), (3, 0)]
 
 
@@ -146,7 +146,7 @@ def test_a_gradient_that_waits_is_on_its_way_back_with_those_of_the_chain() -> N
     profile = profiled(step)
     size = step.args[0].shape[0] * 256 * 4
     of_loss = 4  # waits, too, as long as the caller's backward runs
-    waits = {stage.name: stage.accumulated_waiting_bytes - of_loss for stage in profile.stages}
+    waits = {stage.name: stage.accumulated_pending_grad_bytes - of_loss for stage in profile.stages}
     assert [waits[f"blocks.{i}"] for i in range(6)] == [0, size, size, size, 0, 0]
     second = profile.stages[1]
     assert profile.chain()["stages"][1]["grad_bytes"] == second.grad_bytes + size + of_loss

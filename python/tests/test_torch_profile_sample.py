@@ -118,11 +118,11 @@ def test_what_a_run_replaces_under_a_name_that_was_there_is_not_added(name: str)
     """Also where dicts of the user's have names that modules have for attributes of their own."""
     module = torch.nn.Linear(2, 2)
     module.kept = {name: {"loss": torch.ones(3)}}
-    beside = SideOutputs([module])
+    side_outputs = SideOutputs([module])
     module.kept[name]["loss"] = torch.ones(3)  # type: ignore[index, assignment]
-    assert beside.added() == []
+    assert side_outputs.added() == []
     module.other = {name: torch.ones(3)}
-    assert len(beside.added()) == 1
+    assert len(side_outputs.added()) == 1
 
 
 def test_models_in_ddp_with_a_static_graph_are_refused(tmp_path: Path) -> None:

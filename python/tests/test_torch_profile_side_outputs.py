@@ -1,4 +1,4 @@
-"""What blocks leave beside their results counts in a profile if the loss reads it."""
+"""Side outputs of blocks count in a profile if the loss reads them."""
 
 # ruff: noqa: E402
 
@@ -53,7 +53,7 @@ def test_the_gradient_of_what_a_block_leaves_waits_for_the_block() -> None:
 
     model, x = nn.Sequential(*(Aside(64, 64) for _ in range(4))), torch.randn(256, 64)
     profile = ct.profile(model, x, loss_fn=lambda y: y.sum() + model[1].left.square().sum(), passes=1)
-    waits = [stage.waiting_bytes // x.nbytes for stage in profile.stages[:4]]
+    waits = [stage.pending_grad_bytes // x.nbytes for stage in profile.stages[:4]]
     assert waits == [0, 1, 1, 1]
 
 

@@ -48,7 +48,7 @@ def test_what_makes_up_a_peak_is_never_negative_and_lies_somewhere() -> None:
         ct.plan(profile, 1000)
 
 
-def test_a_report_says_of_each_part_what_it_runs_again() -> None:
+def test_a_report_says_which_operators_each_option_recomputes() -> None:
     pools = [layer for width in (8, 8, 8) for layer in (nn.Conv2d(8, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))]
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *pools, nn.Flatten(), nn.Linear(128, 10))
     profile = ct.profile(model, torch.randn(4, 3, 32, 32), loss_fn=lambda out: out.square().mean(), passes=1)
@@ -56,10 +56,10 @@ def test_a_report_says_of_each_part_what_it_runs_again() -> None:
     least, span = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes - top.least_budget_bytes
     for share in range(0, 100, 10):
         report = ct.explain(ct.plan(profile, least + span * share // 100))
-        parts = [row.option for row in report.rows if row.option]
-        assert all(f"part {row.option}" in row.action for row in report.rows if row.option)
-        told = re.findall(r"kept part (\d+) in (\d+) of \d+ blocks: recomputes", str(report))
-        assert sorted(parts) == sorted(int(part) for part, count in told for _ in range(int(count)))
+        options = [row.option for row in report.rows if row.option]
+        assert all(f"option {row.option}" in row.action for row in report.rows if row.option)
+        told = re.findall(r"option (\d+) in (\d+) of \d+ blocks: recomputes", str(report))
+        assert sorted(options) == sorted(int(option) for option, count in told for _ in range(int(count)))
 
 
 def test_what_is_measured_and_swept_prints_for_people(resnet_profile: ct.Profile) -> None:

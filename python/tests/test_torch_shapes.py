@@ -154,7 +154,7 @@ def test_longer_sequences_of_a_hugging_face_model(monkeypatch: pytest.MonkeyPatc
 
 
 def test_measuring_a_step_leaves_those_whose_backward_is_to_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batch norms save their statistics, which measuring must put back."""
+    """Batch norms save their statistics, which measuring must restore."""
     monkeypatch.setattr(shape_plans, "SLOWER_BY_AT_MOST", -1.0)  # no estimate is good enough
     model = nn.Sequential(*(nn.Sequential(nn.Linear(32, 32), nn.BatchNorm1d(32), nn.Tanh()) for _ in range(4)))
     plain, x = copy.deepcopy(model), torch.randn(64, 32)
@@ -455,7 +455,7 @@ def test_plans_made_in_training_are_of_the_kind_that_was_asked_for() -> None:
     ct.checkpoint(model, x, loss_fn=total, budget=budget, passes=1, inside=False)
     trained(model, x.repeat(2, 1))
     entries = ct.handle(model).plans
-    assert len(entries) == 2 and not any(entry.plan.inside for entry in entries)
+    assert len(entries) == 2 and not any(entry.plan.selective for entry in entries)
 
     limited = ct.Budget(budget, host="64MiB")
     link = ct.Link(10**9, 10**9, 0, is_shared=True)

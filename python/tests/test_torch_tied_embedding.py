@@ -120,7 +120,7 @@ def test_a_tied_embedding_gets_the_same_gradient(kind: str, autocast: bool) -> N
     with region:
         plain = _step(model, tokens, steps=3)
         profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
-        assert (profile.outside.tied, profile.outside.loss) == (() if autocast else ("words.weight",), True)
+        assert (profile.replacements.tied, profile.replacements.loss) == (() if autocast else ("words.weight",), True)
         with ct.apply(model, ct.plan(profile, "1GiB")):
             planned = _step(model, tokens, steps=3)
     assert all(map(same_bits, plain, planned))
@@ -143,7 +143,7 @@ def test_a_tied_embedding_in_a_region_of_the_model_itself_is_left_alone() -> Non
     model, tokens = InRegion(Language()).train(), _tokens()
     plain = _step(model, tokens, steps=3)
     profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
-    assert (profile.outside.tied, profile.outside.loss) == ((), True)
+    assert (profile.replacements.tied, profile.replacements.loss) == ((), True)
     with ct.apply(model, ct.plan(profile, "1GiB")):
         assert all(map(same_bits, plain, _step(model, tokens, steps=3)))
 
@@ -152,7 +152,7 @@ def test_tokens_may_be_numbers_of_32_bits() -> None:
     torch.manual_seed(0)
     model, tokens = Language().train(), _tokens()
     profile = ct.profile(model, kwargs={"tokens": tokens.int(), "labels": tokens})
-    assert profile.outside.tied == ("words.weight",)
+    assert profile.replacements.tied == ("words.weight",)
 
     def run() -> list[torch.Tensor]:
         torch.manual_seed(5)
@@ -198,7 +198,7 @@ def test_everything_holds_together() -> None:
     sample = {"tokens": tokens, "labels": tokens}
     profile = ct.profile(model, kwargs=sample)
     without = ct.profile(model, kwargs=sample, outside=False)
-    assert not without.outside.tied and not without.outside.loss
+    assert not without.replacements.tied and not without.replacements.loss
     least, larger = (ct.plan(p, "1GiB").least_budget_bytes for p in (profile, without))
     assert least < larger - 4000 * WIDTH * 4
     plan = ct.Plan.from_json(ct.plan(profile, least).to_json())
@@ -210,7 +210,7 @@ def test_another_use_of_the_weight_is_respected() -> None:
     torch.manual_seed(0)
     model, tokens = Otherwise().train(), _tokens()
     profile = ct.profile(model, kwargs={"tokens": tokens, "labels": tokens})
-    assert profile.outside.tied == ()
+    assert profile.replacements.tied == ()
     assert ct.verify(model, ct.plan(profile, "1GiB"), kwargs={"tokens": tokens, "labels": tokens}).ok
 
 
@@ -227,7 +227,7 @@ def test_what_is_not_ordinary_stays_as_it_is(what: str) -> None:
         options["blocks"] = [*model.layers, model.head]
     sample = {"tokens": tokens, "labels": tokens}
     profile = ct.profile(model, kwargs=sample, **options)
-    assert profile.outside.tied == ()
+    assert profile.replacements.tied == ()
     assert ct.verify(model, ct.plan(profile, "1GiB"), kwargs=sample).ok
 
 
@@ -371,10 +371,10 @@ def test_transformers_at_several_budgets(kind: str) -> None:
     torch.manual_seed(0)
     model, inputs = _transformer(kind)
     profile = ct.profile(model, kwargs=inputs)
-    assert profile.outside.loss
+    assert profile.replacements.loss
     everything = ct.plan(profile, "1GiB")
     low, high = everything.least_budget_bytes, everything.plain_peak_bytes
     for budget in (low, (low + high) // 2):
         plan = ct.plan(profile, budget)
         assert ct.verify(model, plan, kwargs=inputs).ok
-    assert plan.inside
+    assert plan.selective

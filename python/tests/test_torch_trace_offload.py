@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 import cairn
 import cairn.torch as ct
 from cairn.torch.base.errors import TransferFailed
-from cairn.torch.offloading.copy_streams import Copy, ThreadLanes
+from cairn.torch.offloading.copy_streams import Copy, ThreadCopyStreams
 from cairn.torch.offloading.tiers import HostTier
 from trace_support import Plain, make, run_from
 
@@ -76,13 +76,13 @@ def test_copies_start_in_the_order_of_the_list_and_one_that_fails_is_an_error(mo
     verified = cairn.verify(traced.graph, cairn.Schedule.from_ops(traced.graph, ops, machine=machine), None)
     threads, seen = threading.active_count(), []
 
-    def submit(lanes: ThreadLanes, copy: Copy) -> None:
+    def submit(lanes: ThreadCopyStreams, copy: Copy) -> None:
         seen.append((copy.kind, copy.what))
         plainly(lanes, copy)
 
-    plainly = ThreadLanes.submit
+    plainly = ThreadCopyStreams.submit
     with monkeypatch.context() as patch:
-        patch.setattr(ThreadLanes, "submit", submit)
+        patch.setattr(ThreadCopyStreams, "submit", submit)
         traced.run(verified)
     assert seen[: len(seen) - 1] == [op for op in ops if op[0] in ("offload", "prefetch")]  # then a result is fetched
     assert threading.active_count() == threads

@@ -105,7 +105,7 @@ def test_layers_that_are_passed_a_count_of_tokens_keep_their_parts() -> None:
     top = ct.plan(profile, UNLIMITED)
     plan = ct.plan(profile, (top.least_budget_bytes + top.plain_peak_bytes) // 2)
     plain = copy.deepcopy(step.model)
-    assert plan.inside
+    assert plan.selective
     with ct.apply(step.model, plan) as handle:
         for model in (step.model, plain):
             torch.manual_seed(0)

@@ -146,4 +146,4 @@ def test_a_step_begins_without_waiting_for_the_device(transfers: Transfers, monk
     assert [int(tensor[0]) for [tensor] in come_back] == [0, 1, 2]
     del dropped
     transfers.begin_step()
-    assert not transfers._lanes.unfinished()
+    assert not transfers._copy_streams.unfinished()

@@ -11,7 +11,7 @@ import fake_streams
 import pytest
 import torch
 from cairn.torch.offloading import tiers
-from cairn.torch.offloading.copy_streams import StagedLanes, StreamLanes
+from cairn.torch.offloading.copy_streams import CudaCopyStreams, StagedCopyStreams
 from cairn.torch.offloading.tiers import open_tier
 from cairn.torch.offloading.transfers import TensorGroup, Transfers
 from torch import Tensor
@@ -42,10 +42,10 @@ def transfers_fixture(
     request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Transfers]:
     """Transfers of the CPU to both tiers, and as a CUDA device makes them: on two streams, on one, through a buffer."""
-    lanes = {"streams": StreamLanes, "one stream": StreamLanes, "staged": StagedLanes}.get(request.param)
+    lanes = {"streams": CudaCopyStreams, "one stream": CudaCopyStreams, "staged": StagedCopyStreams}.get(request.param)
     if lanes is not None:
         fake_streams.install(monkeypatch)
-        monkeypatch.setattr("cairn.torch.offloading.transfers.lanes_for", lanes)
+        monkeypatch.setattr("cairn.torch.offloading.transfers.copy_streams_for", lanes)
     tier = open_tier(where("file" if request.param in ("file", "staged") else "host", tmp_path), 8 * MIB)
     made = Transfers(tier, "cpu", shared_link=request.param == "one stream")
     yield made

@@ -32,7 +32,7 @@ from .compiled.compiled_plan import CompiledPlan
 from .compiled.host_memory import HostMemory
 from .compiled.region_plan import RegionPlan
 from .compiled.request import DEFAULT_KERNELS, GRADIENTS, KERNELS, OFFLOADING_OPTIONS, OPTIONS, Request
-from .compiling_regions import RegionRequest, compile_regions, has_compiled_parts
+from .compiling_regions import RegionRequest, compile_regions, has_compiled_modules
 from .handle import set_aside
 from .planning.arguments import (
     check_budget,
@@ -148,11 +148,11 @@ def compile(
     check_gradients(sample)
     device = device_of(sample)
     to = _destination(request, plan, host_budget, tier, link, device)
-    with reported_progress(progress, "compile") as reporter, sample.untouched(device):
+    with reported_progress(progress, "compile") as reporter, sample.preserved(device):
         reporter.begin("measuring the optimizer and the loss")
         with set_aside(model) if known(model) is not None else contextlib.nullcontext():
             _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))
-        is_whole = of_blocks is None and (plan is not None or not has_compiled_parts(model))
+        is_whole = of_blocks is None and (plan is not None or not has_compiled_modules(model))
         if regions is False or (regions == "auto" and is_whole):
             try:
                 return _compiled(model, sample, device, request, prove, reporter)

@@ -171,7 +171,7 @@ class RegionModel(CompiledModel):
         self.sample = Sample(self.model, args, kwargs, sample.loss_fn, request.holds_output)
         self.resident_bytes += given_bytes(self.sample, self.device)
         try:
-            with reported_progress(False, "compile") as reporter, self.sample.untouched(self.device):
+            with reported_progress(False, "compile") as reporter, self.sample.preserved(self.device):
                 self.regions.partitions.forget_loaded()
                 self._profile(request, reporter)
                 self.fit(request, reporter)
@@ -332,7 +332,7 @@ class RegionRequest:
     plan: RegionPlan | None = None
 
 
-def has_compiled_parts(model: nn.Module) -> bool:
+def has_compiled_modules(model: nn.Module) -> bool:
     """Whether blocks of a model are compiled, or sharded, one by one already."""
     return any(
         _compat.compiled_inside(part) is not None or _compat.is_compiled_in_place(part) or is_any([part])
@@ -412,7 +412,7 @@ def _profiled(made: RegionModel, request: RegionRequest, reporter: Any) -> Profi
 
 
 def _blocks(sample: Sample, wanted: Any, device: torch.device) -> list[Any]:
-    with sample.untouched(device) as parameters, sample.stateless():
+    with sample.preserved(device) as parameters, sample.stateless():
         check_model(sample.model)
         observed = call_trace.trace(sample.model, lambda: check_differentiable(sample), parameters)
         return discovery.find_blocks(sample.model, observed, wanted)

@@ -15,7 +15,7 @@ from torch import nn
 from .base import memory
 from .base.errors import Unsupported
 from .base.patched_forward import PatchedForward
-from .head.replacements import Outside
+from .head.replacements import Replacements
 from .planning.arguments import check_call, check_plan
 from .planning.shape_plans import ShapePlan, ShapePlans, Source
 from .reporting.report import Report, explain
@@ -157,7 +157,7 @@ def apply(
     return apply_by_shape(model, plan, None, on_shape_change, preserve_rng_state, determinism_check)
 
 
-def refuse_planned_parts(model: nn.Module) -> None:
+def refuse_planned_modules(model: nn.Module) -> None:
     """Raises Unsupported where a plan is at work on a part of a model that has none itself, or on what it is in."""
     for name, part in model.named_modules():
         forward = vars(part).get("forward")
@@ -180,11 +180,11 @@ def apply_by_shape(
     check_plan(plan)
     if handle(model) is not None:
         raise ValueError(f"a plan is applied to this {type(model).__name__} already; remove it first")
-    refuse_planned_parts(model)
+    refuse_planned_modules(model)
     refuse_tensor_parallel(model)
     plan.check_fits(model)
-    outside = Outside.from_json(plan.outside)
-    outside.check_proofs()
+    replacements = Replacements.from_json(plan.replacements)
+    replacements.check_proofs()
     shapes = ShapePlans(model, plan, on_shape_change, source)
     executor = Executor(
         model,
@@ -194,12 +194,12 @@ def apply_by_shape(
         determinism_check=determinism_check,
         guide=shapes,
         in_eval=not plan.fingerprint["training"],
-        inside=plan.opened,
+        selective=plan.selective_options,
         transfer_plan=plan.transfer_plan,
         plan_tier=_plan_tier_of(plan, memory.device_of(model)),
-        outside=outside,
+        replacements=replacements,
         kept=plan.kept_because.keys(),
-        brought_back=plan.brought_back,
+        restored_blocks=plan.restored_blocks,
     )
     shapes.current.prepared = executor.first
     made = Handle(model, shapes, executor)

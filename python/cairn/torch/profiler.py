@@ -28,16 +28,16 @@ from .base.stage_measure import (
 )
 from .base.stages import sentences
 from .base.tree import tensors_in
-from .handle import refuse_planned_parts, set_aside
-from .head.replacements import Outside, Replaced
-from .head.replacements import find as find_outside
+from .handle import refuse_planned_modules, set_aside
+from .head.replacements import Replaced, Replacements
+from .head.replacements import find as find_replacements
 from .planning.arguments import check_call, check_optimizer, check_profile_options, positional
 from .planning.fingerprint import fingerprint_of
 from .planning.step_profile import Profile
 from .profiling import call_trace, discovery, measure, option_measure, timing, trial_recompute
 from .profiling.cast_copies import CopyPass
 from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
-from .profiling.parameter_users import Owners, UsedOutside
+from .profiling.parameter_users import ParameterUsers, UsedByModel
 from .profiling.profileable import check_differentiable, check_gradients, check_model, check_named, device_of
 from .profiling.sample import Sample
 from .profiling.step_records import Arriving, StepMeasure
@@ -45,7 +45,7 @@ from .rerun_state.backend_flags import refuse_chosen_kernels
 from .rerun_state.module_state import SMALL_BUFFER_BYTES
 from .rerun_state.parametrized import refuse_cache
 from .rerun_state.preserve import Parameters
-from .rerun_state.sharded import refuse_sharded_parts
+from .rerun_state.sharded import refuse_sharded_modules
 
 RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out
 OTHER_SEEDS = 8
@@ -128,7 +128,7 @@ class FindsOptions(Protocol):
         """Adds them."""
 
 
-OptionPasses = Callable[[Sample, list[Block], StepMeasure, Owners, torch.device], FindsOptions]
+OptionPasses = Callable[[Sample, list[Block], StepMeasure, ParameterUsers, torch.device], FindsOptions]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +138,7 @@ class How:
     passes: int = 3
     inside: bool = True
     keep: Any = ()
-    options: Callable[[Sample, list[Block], StepMeasure, Owners, torch.device], FindsOptions] = (
+    options: Callable[[Sample, list[Block], StepMeasure, ParameterUsers, torch.device], FindsOptions] = (
         option_measure.OptionPass
     )
 
@@ -170,25 +170,25 @@ def profile_by(
     check_gradients(sample)
     device, fingerprint = device_of(sample), fingerprint_of(model, arguments, sample.kwargs)
     progress_reports = reported_progress(progress, f"profiling {type(model).__name__}")
-    restored = sample.untouched(device)
+    restored = sample.preserved(device)
     with (
         progress_reports as sample.reporter,
         set_aside(model, *sample.others),
         restored as parameters,
         sample.stateless(),
     ):
-        refuse_planned_parts(model)
+        refuse_planned_modules(model)
         sample.reporter.begin("finding blocks")
         workspaces = memory.library_bytes(device)
         observed = _trace(sample, parameters)
         stages = discovery.find_blocks(model, observed, blocks)
-        looks_outside = outside and not observed.runs_compiled_outside(stages)
-        replaced = find_outside(model, sample.output, stages) if looks_outside else Outside()
+        may_replace = outside and not observed.runs_compiled_outside(stages)
+        replaced = find_replacements(model, sample.output, stages) if may_replace else Replacements()
         sample.replaced = Replaced(model, replaced)
-        looks_at_whole = blocks == "auto" and inside and not keep and not replaced.notes()
-        whole = discovery.whole_if_better(model, observed, stages, free_bytes(device)) if looks_at_whole else []
-        opened = _as_whole(sample, whole, observed, device, how) if whole else None
-        measured, stages = opened or _measure_all(sample, stages, observed, device, how)
+        tries_whole = blocks == "auto" and inside and not keep and not replaced.notes()
+        whole = discovery.whole_if_better(model, observed, stages, free_bytes(device)) if tries_whole else []
+        as_whole = _as_whole(sample, whole, observed, device, how) if whole else None
+        measured, stages = as_whole or _measure_all(sample, stages, observed, device, how)
         notes = [*_notes(sample, measured), *_skipped(measured, model, observed)]
     taken, given = measure_optimizer(optimizer), [t for t in sample.static_tensors() if t.device == device]
     return Profile(
@@ -204,7 +204,7 @@ def profile_by(
         present_bytes=_present_bytes(model, given, optimizer) + workspaces,
         excess=measured.excess,
         notes=(*notes, *replaced.notes()),
-        outside=dataclasses.replace(replaced, runs=_ran_outside(stages, observed, measured)),
+        replacements=dataclasses.replace(replaced, runs=_segment_modules(stages, observed, measured)),
         holds_output=holds_output,
     )
 
@@ -213,7 +213,7 @@ def _trace(sample: Sample, parameters: Parameters) -> call_trace.Trace:
     """The calls of a step. Where layers, or parts of them, are skipped at random, one that skips few is looked for."""
     first = sample.random
     best = call_trace.trace(sample.model, lambda: check_differentiable(sample), parameters)
-    skips = discovery.skipped_layers(sample.model, best) or discovery.skipping_parts(sample.model, best)
+    skips = discovery.skipped_layers(sample.model, best) or discovery.modules_that_skip(sample.model, best)
     if not skips or not sample.draws():
         return best
     begin = first
@@ -231,7 +231,7 @@ def _measure_all(
 ) -> tuple[StepMeasure, list[Block]]:
     """Memory, times and options of a step's blocks; those that can be stages are returned as well."""
     refuse_chosen_kernels(part for block in blocks for part in block.parts())
-    refuse_sharded_parts(blocks)
+    refuse_sharded_modules(blocks)
     measured, blocks = _measure(sample, blocks, observed, device)
     _keep_named(sample.model, measured, how.keep)
     _keep_writing(measured, blocks, observed)
@@ -243,8 +243,8 @@ def _measure_all(
     timing.TimePasses(sample, blocks, measured, device).run(how.passes)
     if how.inside:
         sample.reporter.begin("measuring options inside blocks", len(measured.blocks))
-        owners = Owners(observed.call_order(blocks), measured.used_outside)
-        how.options(sample, blocks, measured, owners, device).run()
+        parameter_users = ParameterUsers(observed.call_order(blocks), measured.used_by_model)
+        how.options(sample, blocks, measured, parameter_users, device).run()
     return measured, blocks
 
 
@@ -271,27 +271,27 @@ def _measure(
     loaded, and cuDNN benchmarks its kernels with large workspaces.
     """
     if device.type == "cuda":
-        measure.MemoryPass(sample, blocks, Owners(observed.call_order(blocks), UsedOutside()), device).run()
+        measure.MemoryPass(sample, blocks, ParameterUsers(observed.call_order(blocks), UsedByModel()), device).run()
     arriving: Arriving = {}
-    used_outside = UsedOutside()
+    used_by_model = UsedByModel()
     copied = observed.casts and not observed.compiled  # what is compiled makes its own copies
     again = 0
     while True:
         order = observed.call_order(blocks)
         sample.reporter.begin("measuring memory", len(order))
-        owners = Owners(order, used_outside)
+        parameter_users = ParameterUsers(order, used_by_model)
         copies = CopyPass(sample, blocks).run() if copied else []
-        measured = measure.MemoryPass(sample, blocks, owners, device, arriving, copies).run()
+        measured = measure.MemoryPass(sample, blocks, parameter_users, device, arriving, copies).run()
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
         hooked = {stage.name for stage in measured.blocks if stage.keep_reason == OWN_HOOKS}
         if not bad and not hooked and (measured.is_settled or again == MEASURED_AGAIN):
             return measured, blocks
         blocks = [block for block in blocks if block.name not in bad]
         blocks = [dataclasses.replace(b, has_own_hooks=True) if b.name in hooked else b for b in blocks]
-        arriving, used_outside, again = measured.arriving, measured.used_outside, again + 1
+        arriving, used_by_model, again = measured.arriving, measured.used_by_model, again + 1
 
 
-def _ran_outside(blocks: list[Block], observed: call_trace.Trace, measured: StepMeasure) -> dict[str, str]:
+def _segment_modules(blocks: list[Block], observed: call_trace.Trace, measured: StepMeasure) -> dict[str, str]:
     """The modules without parts of their own that the stages outside blocks run, by the stage's name."""
     first = {id(run[0]) for block in blocks for run in observed.runs_of(block.modules)}
     inside = {id(part) for block in blocks for part in block.parts()}
@@ -335,7 +335,7 @@ def _keep_what_takes_gradients(measured: StepMeasure, blocks: list[Block]) -> No
 def _resident(sample: Sample, measured: StepMeasure, optimizer: OptimizerMemory, workspaces: int) -> dict[str, int]:
     """Memory that is held during the whole step, by name; gradients are separate, and the input is the chain's a[0]."""
     parameters = memory.storages(sample.model.parameters())
-    states = [stage for stage in measured.blocks if stage.may_be_opened]
+    states = [stage for stage in measured.blocks if stage.may_be_selective]
     copied = [_copied_bytes(sample.model, stage) for stage in states]
     # those for runs to come, and those of the present one while a block is recomputed
     replayed = RANDOM_STATE_BYTES * (_random_states(measured.blocks) + 1) + sum(copied) + max(copied, default=0)
@@ -356,7 +356,7 @@ def _random_states(blocks: Iterable[StageMeasure]) -> int:
     count, is_new = 0, False
     for stage in blocks:
         is_new |= stage.random_state_is_new
-        if stage.may_be_opened:
+        if stage.may_be_selective:
             count += is_new
             is_new = False
     return count
@@ -399,11 +399,13 @@ def _notes(sample: Sample, measured: StepMeasure) -> list[str]:
     notes = sentences(
         ((stage.name, stage.keep_reason) for stage in measured.blocks if stage.keep_reason), "always kept"
     )
-    closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and stage.may_be_opened)
+    closed = ((stage.name, stage.closed) for stage in measured.blocks if stage.closed and stage.may_be_selective)
     notes += sentences(closed, "kept or recomputed as a whole")
     leftovers = (stage for stage in measured.blocks if stage.leftover_bytes)
     notes += sentences(((s.name, _LEAVES.format(s.leftover_bytes)) for s in leftovers), "larger than need be")
-    if not any(stage.kind == "block" and (not stage.keep_reason or stage.opened()) for stage in measured.stages):
+    if not any(
+        stage.kind == "block" and (not stage.keep_reason or stage.selective_options()) for stage in measured.stages
+    ):
         notes.append("no block can be recomputed, so there is nothing to trade; name some with blocks=")
     if not measured.is_rehearsed:
         notes.append(
@@ -422,7 +424,7 @@ def _skipped(measured: StepMeasure, model: nn.Module, observed: call_trace.Trace
     """Notes of what the sample step left out, and others may not."""
     lists = {stage.name.rpartition(".")[0] for stage in measured.blocks}
     layers = [name for name in discovery.skipped_layers(model, observed) if name.rpartition(".")[0] in lists]
-    parts = [name or "the model" for name in discovery.skipping_parts(model, observed)]
+    parts = [name or "the model" for name in discovery.modules_that_skip(model, observed)]
     return [
         *(
             f"{name} did not run in the sample step; a step in which it runs may take more than its budget"

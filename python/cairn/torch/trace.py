@@ -12,12 +12,12 @@ from torch import nn
 
 from .base import memory
 from .base.errors import PlanMismatch
-from .handle import refuse_planned_parts, set_aside
+from .handle import refuse_planned_modules, set_aside
 from .planning.arguments import check_call, check_count, positional
 from .planning.fingerprint import fingerprint_of
 from .profiling.profileable import check_model, device_of
 from .profiling.sample import Sample
-from .rerun_state.backend_flags import Switches
+from .rerun_state.backend_flags import BackendFlags
 from .tracing import graph_costs, interpreter
 from .tracing.graph_program import Program
 from .tracing.interpreter import Step
@@ -37,7 +37,7 @@ class Traced:
     def __init__(self, graph: cairn.Graph, program: Program, surroundings: Surroundings, device: torch.device) -> None:
         self.graph = graph
         self._program, self._surroundings, self._device = program, surroundings, device
-        self._switches = Switches()
+        self._backend_flags = BackendFlags()
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the graph as a cairn-graph file, which the command line reads.
@@ -87,7 +87,7 @@ class Traced:
             self._surroundings.replace_inputs(externals, args, kwargs)
         self._surroundings.check(externals)
         meter = memory.meter_for(self._device) if measure else None
-        with self._switches.in_force():
+        with self._backend_flags.in_force():
             run = interpreter.run(self._program, ops, externals, self._device, meter)
         outcome = run.outcome
         interpreter.write_back(outcome, externals)
@@ -182,8 +182,8 @@ def trace(
     device = device_of(sample)
     check_model(model)
     surroundings = Surroundings(sample)
-    with set_aside(model, *sample.others), sample.untouched(device):
-        refuse_planned_parts(model)
+    with set_aside(model, *sample.others), sample.preserved(device):
+        refuse_planned_modules(model)
         program, generators = recorded(sample, surroundings, device, keep_output, numbers == "check")
         tensors = [outside.tensor for outside in program.externals]
         costs = graph_costs.measured(program, tensors, device, 0 if times_of is not None else passes)

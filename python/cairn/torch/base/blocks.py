@@ -122,7 +122,7 @@ def _replacements(blocks: Sequence[Block], handler: Handler) -> Iterator[tuple[n
     slices: dict[int, list[Block]] = {}
     for block in blocks:
         if block.container is None:
-            yield block.modules[0], _taken_over(block, block.modules[0].forward, handler)
+            yield block.modules[0], _patched(block, block.modules[0].forward, handler)
         else:
             slices.setdefault(id(block.container), []).append(block)
     for group in slices.values():
@@ -131,7 +131,7 @@ def _replacements(blocks: Sequence[Block], handler: Handler) -> Iterator[tuple[n
         yield container, _sequential_forward(container, group, handler)
 
 
-def _taken_over(block: Block, function: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
+def _patched(block: Block, function: Callable[..., Any], handler: Handler) -> Callable[..., Any]:
     def forward(*args: Any, **kwargs: Any) -> Any:
         return handler(block, function, args, kwargs)
 

@@ -16,7 +16,7 @@ from .operators import shown
 
 
 @dataclasses.dataclass(frozen=True)
-class Look:
+class ByteView:
     """How a tensor lies in some bytes: all that is needed to see it in a copy of them."""
 
     first: int  # its first byte in them
@@ -27,12 +27,12 @@ class Look:
     is_neg: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, origin: int = 0) -> Look:
+    def of(cls, tensor: torch.Tensor, origin: int = 0) -> ByteView:
         """That of a tensor in the bytes of its storage from byte `origin` on."""
         first = first_byte(tensor) - origin if tensor.numel() > 0 else 0
         return cls(first, tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
-    def seen(self, storage_of: torch.Tensor, origin: int) -> torch.Tensor:
+    def tensor_in(self, storage_of: torch.Tensor, origin: int) -> torch.Tensor:
         """The tensor, in the bytes from byte `origin` on of this tensor's storage."""
         offset = (origin + self.first) // self.dtype.itemsize
         tensor = shown(storage_of, self.size, self.stride, offset, self.dtype)

@@ -24,7 +24,7 @@ Handler = Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 _REPLICATE = "_replicate_for_data_parallel"
 
 #: The attributes that a module gets for a plan.
-TAKEN = frozenset(("forward", "__reduce_ex__", _REPLICATE))
+PATCHED_NAMES = frozenset(("forward", "__reduce_ex__", _REPLICATE))
 
 
 class _NoCode(Unsupported, AttributeError):
@@ -36,10 +36,14 @@ class PatchedForward:
 
     carries_out_a_plan = True  # others do not keep a model from being planned
 
-    def __init__(self, module: nn.Module, handler: Handler, owner: object = None, is_of_part: bool = False) -> None:
+    def __init__(
+        self, module: nn.Module, handler: Handler, owner: object = None, is_of_submodule: bool = False
+    ) -> None:
         self._module = weakref.ref(module)
         self._handler: Handler | None = handler
-        self.is_of_part = is_of_part  # of a block, and of no meaning to anybody else: it may be compiled without
+        self.is_of_submodule = (
+            is_of_submodule  # of a block, and of no meaning to anybody else: it may be compiled without
+        )
         self._owner = owner  # lives as long as this does
         self._others: dict[str, Any] = {"__reduce_ex__": _Reducer(module)}
         if hasattr(type(module), _REPLICATE):
@@ -56,7 +60,7 @@ class PatchedForward:
         """Runs in place of the module's forward."""
         handler = self._handler
         if handler is not None and _compat.compiler_is_active():
-            if not self.is_of_part:
+            if not self.is_of_submodule:
                 raise Unsupported(
                     "a planned model, or a block of one, cannot be compiled: its schedule is carried out by hooks, "
                     "which torch.compile does not see; put torch.compile(block) in the place of each block before "
@@ -131,7 +135,7 @@ class PatchedForward:
 
 
 class _Reducer:
-    """`__reduce_ex__` of a module whose forward is taken over: what copies and pickles see has nothing of it."""
+    """`__reduce_ex__` of a module whose forward is patched: copies and pickles get the module without the patch."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = weakref.ref(module)
@@ -152,30 +156,30 @@ class _Reducer:
 
 
 def _clean(value: Any) -> Any:
-    return without_takeover(value) if isinstance(value, dict) else value
+    return without_patches(value) if isinstance(value, dict) else value
 
 
-def without_takeover(state: dict[str, Any]) -> dict[str, Any]:
-    """A module's `__dict__` as it would be without any takeover."""
+def without_patches(state: dict[str, Any]) -> dict[str, Any]:
+    """A module's `__dict__` as it would be without patches."""
     forward = state.get("forward")
-    if not any(_is_taken(state.get(key)) for key in TAKEN):
+    if not any(_is_patch(state.get(key)) for key in PATCHED_NAMES):
         return state
-    clean = {key: value for key, value in state.items() if not (key in TAKEN and _is_taken(value))}
+    clean = {key: value for key, value in state.items() if not (key in PATCHED_NAMES and _is_patch(value))}
     if isinstance(forward, PatchedForward):
-        clean.update(without_takeover(forward._before))
+        clean.update(without_patches(forward._before))
     return clean
 
 
-def _is_taken(value: Any) -> bool:
-    """Whether an attribute is one that a takeover has put there."""
+def _is_patch(value: Any) -> bool:
+    """Whether an attribute was put there by a patch."""
     return isinstance(value, (PatchedForward, _Reducer)) or value is _refuse_replica
 
 
 def names_but_handlers(state: dict[str, Any]) -> list[str]:
-    """The attributes in a module's `__dict__` but for those that a takeover of a part has put there."""
+    """The attributes in a module's `__dict__` but for those that the patch of a submodule has put there."""
     names, forward = list(state), state.get("forward")
-    is_part = isinstance(forward, PatchedForward) and forward.is_of_part
-    return [name for name in names if name not in TAKEN] if is_part else names
+    is_part = isinstance(forward, PatchedForward) and forward.is_of_submodule
+    return [name for name in names if name not in PATCHED_NAMES] if is_part else names
 
 
 def is_copied_as_usual(module: nn.Module) -> bool:

@@ -11,12 +11,12 @@ KEEP = "k"  # the letter for a saved tensor that is kept
 PARAMETERS, BUFFERS, OPTIMIZER_STATE = "parameters", "buffers", "optimizer state"  # names of resident memory
 WORKSPACES = "workspaces of libraries"
 REPLAYED = "random states and buffers to replay"
-LEFT_BESIDE = "left by blocks beside their results"
+SIDE_OUTPUTS = "side outputs of blocks"
 IN_ATTRIBUTES = "tensors in attributes of modules"  # neither parameters nor buffers; from before the step
 STATE = (PARAMETERS, BUFFERS, OPTIMIZER_STATE, IN_ATTRIBUTES, WORKSPACES)  # memory that no schedule can reduce
 CHANGES_INPUT = "changes its input in place"
-HIDDEN_BEHIND = "returns what another block keeps outside what autograd saves"
-HIDES_INPUT = "keeps its input or output outside what autograd saves"
+RETURNS_UNTRACKED = "returns what another block keeps outside what autograd saves"
+HOLDS_UNTRACKED = "keeps its input or output outside what autograd saves"
 READS_HISTORY = "saves other tensors when it is recomputed, because it reads what its last run left in an attribute"
 TAKES_OUT = "takes a value with gradients, which it is not passed, out of where it finds it"
 OWN_HOOKS = "keeps what it saves in saved-tensor hooks of its own"
@@ -87,21 +87,21 @@ class StageMeasure:
     accumulated_weight_grad_bytes: int = 0
     made_copies: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes of autocast's copies of parameters
     saved_copies: list[str] = dataclasses.field(default_factory=list)  # for each saved tensor: whose copy it is, or ""
-    waiting_bytes: int = 0  # other gradients than that of its output, that exist then: they wait for others
-    accumulated_waiting_bytes: int = 0
+    pending_grad_bytes: int = 0  # other gradients than that of its output, that exist then: they wait for others
+    accumulated_pending_grad_bytes: int = 0
     listed: dict[str, int] = dataclasses.field(default_factory=dict)  # outputs of others, alive when it first runs
     listed_slack_bytes: int = 0  # bytes of these that are freed before its forward's peak
     held_bytes: int = 0  # kept by the caller until the step ends
     forward_ns: int = 0
     forward_only_ns: int = 0
     backward_ns: int = 0
-    again_ns: int = 0  # overhead of a recomputation, besides its forward
+    recompute_overhead_ns: int = 0  # overhead of a recomputation, besides its forward
     random: bool = False
     random_state_is_new: bool = True  # random numbers were drawn since the block before began
     writes_buffers: list[str] = dataclasses.field(default_factory=list)
     keep_reason: str = ""  # why it must not be recomputed; empty: it may
     captured: list[str] = dataclasses.field(default_factory=list)  # captured variables with a `grad_fn`: their places
-    brings_back: bool = False  # a recomputation restores attributes and hooks that were changed after it ran
+    restores_attributes: bool = False  # a recomputation restores attributes and hooks that were changed after it ran
     closed: str = ""  # why it has no options besides keeping everything; empty: it has, or was not examined
     digest: str = ""  # of its recorded operations, if it has options
     asked: list[int] = dataclasses.field(default_factory=list)  # order in which a backward reads its saved tensors
@@ -114,13 +114,13 @@ class StageMeasure:
         return self.pinned_saved_bytes + self.added_bytes
 
     @property
-    def may_be_opened(self) -> bool:
+    def may_be_selective(self) -> bool:
         """Whether selective recomputation is possible."""
         return self.keep_reason in ("", GRADIENTS_INSIDE, RUNS_ONCE)
 
     def arriving_bytes(self, created: bool) -> int:
         """Bytes of all gradients that exist when its backward begins."""
-        return self.grad_bytes + (self.waiting_bytes if created else self.accumulated_waiting_bytes)
+        return self.grad_bytes + (self.pending_grad_bytes if created else self.accumulated_pending_grad_bytes)
 
     def saved_is_offloadable(self, number: int = 0) -> bool:
         """Whether all saved tensors of an option can be offloaded, so that dropping them frees the device memory."""
@@ -134,9 +134,9 @@ class StageMeasure:
         pairs = zip(self.saved_copies, decisions, strict=True) if self.saved_copies else ()
         return {name for name, decision in pairs if name and decision == KEEP}
 
-    def opened(self) -> list[tuple[int, OptionMeasure]]:
+    def selective_options(self) -> list[tuple[int, OptionMeasure]]:
         """The options besides keeping everything, with their numbers."""
-        return list(enumerate(self.options[1:], 1)) if self.may_be_opened else []
+        return list(enumerate(self.options[1:], 1)) if self.may_be_selective else []
 
     def by_option(self, number: int) -> StageMeasure:
         """The stage if it always ran by this option, and had no others."""

@@ -150,7 +150,7 @@ def children(value: Any) -> list[tuple[Any, Any]] | None:
     return None
 
 
-def _rebuilt(value: Any, items: dict[Any, Any]) -> Any:
+def _with_items(value: Any, items: dict[Any, Any]) -> Any:
     """A container of the same class with other parts."""
     cls = type(value)
     if cls is tuple or cls is list:
@@ -204,7 +204,7 @@ def _replaced(value: Any, items: list[tuple[Any, Any]], parts: list[Any]) -> Any
     """The container with its parts replaced; itself where none is another."""
     if all(part is item for part, (_, item) in zip(parts, items, strict=True)):
         return value
-    return _rebuilt(value, {key: part for part, (key, _) in zip(parts, items, strict=True)})
+    return _with_items(value, {key: part for part, (key, _) in zip(parts, items, strict=True)})
 
 
 def _paths(shape: Any, index: int, prefix: str) -> Iterator[str]:

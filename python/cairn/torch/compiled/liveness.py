@@ -81,8 +81,8 @@ class Liveness:
         code: the allocations in the code that a compiler generated for the two graphs. They are estimated without it.
         """
         held = self._outputs if surroundings.holds_output else []
-        held_beside = {name: size for name, size in self._forward.bytes_of(held).items() if name not in self._saved}
-        held_bytes = sum(held_beside.values())
+        held_outputs = {name: size for name, size in self._forward.bytes_of(held).items() if name not in self._saved}
+        held_bytes = sum(held_outputs.values())
         live_between = self._forward.bytes_of([*self._outputs, *self._kept])  # between forward and backward
         between_bytes = sum(live_between.values())
         if code is None or code.forward is None or code.backward is None:

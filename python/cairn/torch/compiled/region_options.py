@@ -13,7 +13,7 @@ from ..base.blocks import Block
 from ..base.stage_measure import StageMeasure
 from ..profiling import isolated_block
 from ..profiling.block_meter import parameters_of
-from ..profiling.option_measure import OptionPass, moved, option_beside, pareto
+from ..profiling.option_measure import OptionPass, moved, option_relative_to, pareto
 from ..profiling.option_meter import Metered
 from ..profiling.option_proofs import OptionTimes
 from ..profiling.option_runs import BlockRuns
@@ -49,8 +49,8 @@ class RegionPass(OptionPass):
         run = BlockRuns(block, function, arguments, self._device, arriving)
         kind = stage.signature(), id(region.code)
         if kind not in self._curves:
-            run.waiting = self._owners.waiting(block, call)
-            run.shared = {id(p) for p in parameters_of(block) if self._owners.is_shared(p)}
+            run.pending = self._parameter_users.with_pending_gradients(block, call)
+            run.shared = {id(p) for p in parameters_of(block) if self._parameter_users.is_shared(p)}
             with run.rewound():
                 self._curves[kind] = _Curve(run, stage, region)
         self._curves[kind].describe(stage)
@@ -73,7 +73,9 @@ class _Curve:
         measured = []
         for level, number, option_stage, option_times in zip(levels, numbers, metered, all_times, strict=True):
             repeats = f"{code.backends[number].recomputed} operators"
-            measured.append(option_beside(stage, metered[0], option_stage, option_times, level_text(level), repeats))
+            measured.append(
+                option_relative_to(stage, metered[0], option_stage, option_times, level_text(level), repeats)
+            )
         self.options = pareto(measured)
 
     def describe(self, stage: StageMeasure) -> None:

@@ -93,7 +93,7 @@ class _DeviceMemory:
         self._leaving: dict[int, int] = {}  # values that are being offloaded, not yet dropped: position in `ops`
         self._dropped: dict[int, int] = {}  # dropped values that may not be on the host yet: the same
         self._computation = -1  # position of the latest computation in `ops`; -1: a transfer came after it
-        self._beside = 0  # bytes that are free while it runs
+        self._free_meanwhile = 0  # bytes that are free while it runs
         self._since: set[int] = set()  # values dropped since it began
 
     def compute(self, v: int, everything_leaves: bool) -> None:
@@ -103,7 +103,7 @@ class _DeviceMemory:
         needed = size + max(0, self._nodes[v].workspace_bytes)
         self._make_room(self._budget + 1 if everything_leaves else needed)
         self._computation, self._since = len(self.ops), set()
-        self._beside = self._budget - self._in_use() - needed
+        self._free_meanwhile = self._budget - self._in_use() - needed
         self._level += size
         self.ops.append(("compute", v))
 
@@ -120,10 +120,10 @@ class _DeviceMemory:
 
     def prefetch(self, v: int, name: str) -> None:
         size = self._nodes[v].bytes
-        if self._computation >= 0 and size <= self._beside and v not in self._since and v not in self._dropped:
+        if self._computation >= 0 and size <= self._free_meanwhile and v not in self._since and v not in self._dropped:
             self.ops.insert(self._computation, (name, v))
             self._computation += 1
-            self._beside -= size
+            self._free_meanwhile -= size
         else:
             self._computation = -1
             if v in self._dropped:

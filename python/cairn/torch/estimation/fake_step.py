@@ -19,7 +19,7 @@ from ..base.errors import Unsupported
 from ..base.tree import tensors_in
 from ..planning.step_profile import Profile
 from ..profiler import profile
-from ..rerun_state.hook_closures import brought_by
+from ..rerun_state.hook_closures import captured_values
 from ..resizing import Resizing
 from .devices import DeviceModel, Takes
 from .fake_model import SEEMING, Fakes
@@ -69,7 +69,7 @@ class FakeStep:
     def _given_twice_bytes(self) -> int:
         """Bytes of the sample's tensors that the loss function also holds, which the profile counts a second time."""
         given = memory.storages(tensors_in(self.sample))
-        brought = memory.storages(tensors_in(list(brought_by(self.loss_fn))))
+        brought = memory.storages(tensors_in(list(captured_values(self.loss_fn))))
         return sum(size for key, size in brought.items() if key in given)
 
     def _whole(self, batch: int) -> Profile:

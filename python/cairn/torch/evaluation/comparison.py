@@ -21,7 +21,7 @@ from ..base.choices import ACCUMULATED
 from ..planning.plan import Plan
 from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
 from ..profiling.sample import Sample, backward_of
-from ..profiling.step_setup import Beginning
+from ..profiling.step_setup import StepSetup
 from ..rerun_state.preserve import Parameters
 
 #: Within it a step is run in some way; gives what is called instead of the model.
@@ -51,7 +51,7 @@ class Comparison:
         """parameters: has watched a forward of the sample; None where the model writes none."""
         self._sample, self._plan = sample, plan
         self._device = memory.device_of(sample.model)
-        self._beginning = Beginning(sample, self._device, parameters)
+        self._setup = StepSetup(sample, self._device, parameters)
 
     def measured(self, turns: Sequence[Turn], rounds: int) -> list[Steps | str]:
         """Of ways that take turns, the first of which is the plain step; for one that fails, the reason in a line."""
@@ -71,7 +71,7 @@ class Comparison:
         try:
             return self._first(turn)
         except Exception as error:  # whatever another's method comes upon, out of memory included
-            self._beginning.leave()
+            self._setup.leave()
             return _in_a_line(error)
 
     def _first(self, turn: Turn) -> _First:
@@ -88,9 +88,9 @@ class Comparison:
                 last = meter.mark()
                 value = None if loss is None else loss.item()
                 del loss
-            beside = attributes.beside(model, sees_going=False) - uncounted_bytes(plan, model, existing)
-            self._beginning.leave()
-        rise = meter.peak(first, last) - meter.level(first) + beside
+            uncounted = attributes.uncounted(model, sees_going=False) - uncounted_bytes(plan, model, existing)
+            self._setup.leave()
+        rise = meter.peak(first, last) - meter.level(first) + uncounted
         return _First(max(resident_of(plan, existing) + rise, plan.optimizer_peak_bytes), value)
 
     def _timed(self, turn: Turn) -> int:
@@ -101,12 +101,12 @@ class Comparison:
             self._step(run)
             clock.wait_for(self._device)
             taken = clock.read() - began
-        self._beginning.leave()
+        self._setup.leave()
         return taken
 
     def _prepare(self) -> None:
         """The state that every step begins from."""
-        self._beginning.restore(self._plan.gradients == ACCUMULATED)
+        self._setup.restore(self._plan.gradients == ACCUMULATED)
         clock.wait_for(self._device)
 
     def _step(self, run: Callable[..., Any]) -> torch.Tensor | None:

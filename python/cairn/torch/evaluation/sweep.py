@@ -232,7 +232,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
     roomy = task.plan(_UNLIMITED)
     model = sample.model
     roomy.check_fits(model, sample.args, sample.kwargs)
-    restored = sample.untouched(memory.device_of(model))
+    restored = sample.preserved(memory.device_of(model))
     with set_aside(model, *sample.others), restored as parameters, restored_attributes(model):
         with contextlib.suppress(RuntimeError):  # what fails here fails in the steps, and they say so
             sample.watch(parameters)
@@ -274,7 +274,7 @@ def _following(model: nn.Module, plan: Plan) -> Turn:
 
 
 def _plain(plan: Plan) -> Way:
-    return Way(PLAIN, predicted_peak_bytes=_if_untouched(plan, plan.plain_peak_bytes), predicted_overhead=0.0)
+    return Way(PLAIN, predicted_peak_bytes=_unless_replaced(plan, plan.plain_peak_bytes), predicted_overhead=0.0)
 
 
 def _planned(method: str, plan: Plan) -> Way:
@@ -286,11 +286,11 @@ def _planned(method: str, plan: Plan) -> Way:
 def _other(other: Alternative, plan: Plan, chain: cairn.Chain) -> Way:
     """One of PyTorch's; those that run whole blocks again can be predicted."""
     result = None if other.reruns is None else predicted(chain, other.reruns)
-    peak = None if result is None else _if_untouched(plan, max(result[0], plan.optimizer_peak_bytes))
+    peak = None if result is None else _unless_replaced(plan, max(result[0], plan.optimizer_peak_bytes))
     overhead = None if result is None or peak is None else result[1] / plan.plain_ns - 1
     return Way(other.method, None, other.segments, other.share, peak, overhead)
 
 
-def _if_untouched(plan: Plan, peak_bytes: int) -> int | None:
+def _unless_replaced(plan: Plan, peak_bytes: int) -> int | None:
     """The peak, unless plans replace what lies outside blocks: PyTorch's own steps take more than the chain says."""
-    return None if any(plan.outside.get(what) for what in ("tied", "loss", "heads")) else peak_bytes
+    return None if any(plan.replacements.get(what) for what in ("tied", "loss", "heads")) else peak_bytes

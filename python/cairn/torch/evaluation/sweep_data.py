@@ -10,7 +10,7 @@ import cairn
 import torch
 
 SWEEP_VERSION = 1
-PLAIN, PARTS, WHOLE = "plain", "parts of blocks", "whole blocks"
+PLAIN, SELECTIVE, WHOLE = "plain", "selective recomputation", "whole blocks"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Way:
     """A way to run the step, and its prediction (None: there is none).
 
     method: "plain", "every block" (each checkpointed), "checkpoint_sequential", "torch.compile", or one of the curves,
-        "parts of blocks" or "whole blocks".
+        "selective recomputation" or "whole blocks".
     budget_bytes, segments, activation_memory_budget: the setting of a plan, of checkpoint_sequential, of torch.compile.
     """
 
@@ -140,7 +140,7 @@ class Sweep(Sequence[Point]):
     @property
     def curves(self) -> dict[str, tuple[Point, ...]]:
         """The predicted curves by name; without `whole_blocks` there is one, of whole blocks."""
-        return {PARTS: self.points, WHOLE: self.whole_blocks} if self.whole_blocks else {WHOLE: self.points}
+        return {SELECTIVE: self.points, WHOLE: self.whole_blocks} if self.whole_blocks else {WHOLE: self.points}
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain data; units are in the names."""

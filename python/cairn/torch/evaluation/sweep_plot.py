@@ -10,7 +10,7 @@ from ..._units import unit_of
 from .sweep_data import Measurement, Point, Sweep
 
 STYLES = {
-    "parts of blocks": ("tab:green", "o"),
+    "selective recomputation": ("tab:green", "o"),
     "whole blocks": ("tab:blue", "s"),
     "plain": ("black", "*"),
     "every block": ("tab:red", "D"),

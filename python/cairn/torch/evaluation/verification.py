@@ -15,13 +15,13 @@ from ..base import clock, memory
 from ..base.choices import ACCUMULATED
 from ..base.errors import VerificationFailed
 from ..compiled.compiled_model import CompiledReport, known, verified
-from ..handle import apply, refuse_planned_parts, set_aside
+from ..handle import apply, refuse_planned_modules, set_aside
 from ..planning.arguments import check_call, check_plan, positional
 from ..planning.measured_step import Measured
 from ..planning.plan import Plan
 from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
 from ..profiling.sample import Sample, backward_of
-from ..profiling.step_setup import Beginning
+from ..profiling.step_setup import StepSetup
 from ..rerun_state.module_state import same_bits
 from ..rerun_state.preserve import Parameters, Randomness
 from ..rerun_state.side_effects import attribute_descriptions
@@ -153,8 +153,8 @@ def verify(
     sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, plan.holds_output)
     device = memory.device_of(model)
     plan.check_fits(model, arguments, sample.kwargs)
-    with set_aside(model, *sample.others), sample.untouched(device) as parameters:
-        refuse_planned_parts(model)
+    with set_aside(model, *sample.others), sample.preserved(device) as parameters:
+        refuse_planned_modules(model)
         runs = _Runs(sample, plan, device, parameters)
         sample.watch(parameters)
         with runs.meter:  # one meter for all: what is allocated under it must be released under it
@@ -204,7 +204,7 @@ class _Runs:
 
     def __init__(self, sample: Sample, plan: Plan, device: torch.device, parameters: Parameters) -> None:
         self._sample, self._plan, self._device = sample, plan, device
-        self._beginning = Beginning(sample, device, parameters)
+        self._setup = StepSetup(sample, device, parameters)
         self._outcomes: list[_Outcome] = []
         self.meter = memory.meter_for(device, taken=True)
 
@@ -212,7 +212,7 @@ class _Runs:
         """One step, onto gradients that exist already or creating them; `keeps` its results."""
         memory.give_back()
         model, meter = self._sample.model, self.meter
-        self._beginning.restore(existing)
+        self._setup.restore(existing)
         gradient_bytes, attributes = gradient_bytes_of(model), AttributeMemory(self._plan, model)
         clock.wait_for(self._device)
         first = meter.mark()
@@ -222,21 +222,21 @@ class _Runs:
         clock.wait_for(self._device)
         took = clock.read() - began
         last = meter.mark()
-        beside = attributes.beside(model, sees_going=False) - uncounted_bytes(self._plan, model, gradient_bytes)
+        uncounted = attributes.uncounted(model, sees_going=False) - uncounted_bytes(self._plan, model, gradient_bytes)
         outcome = _Outcome(
             None if loss is None else loss.detach().clone(),
             {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
             {name: b.clone() for name, b in model.named_buffers() if keeps},
             attribute_descriptions(model) if keeps else {},
             Randomness(self._device),
-            resident_of(self._plan, gradient_bytes) + beside,
+            resident_of(self._plan, gradient_bytes) + uncounted,
             first,
             last,
             took,
             existing,
         )
         del output, loss
-        self._beginning.leave()
+        self._setup.leave()
         self._outcomes.append(outcome)
         return outcome
 

@@ -30,7 +30,7 @@ from . import head, head_proof, loss, tied_embedding
 
 
 @dataclasses.dataclass(frozen=True)
-class Outside:
+class Replacements:
     """The replacements outside of blocks.
 
     tied: names of the weights whose uses are replaced. loss: whether the model's own cross entropy is. heads: how each
@@ -48,7 +48,7 @@ class Outside:
         return {"tied": list(self.tied), "loss": self.loss, "heads": heads, "runs": dict(self.runs)}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Outside:
+    def from_json(cls, data: Mapping[str, Any]) -> Replacements:
         """Reads what `to_json` wrote."""
         heads = tuple(map(head.HeadMethod.from_json, data.get("heads", ())))
         return cls(tuple(data.get("tied", ())), bool(data.get("loss", False)), heads, dict(data.get("runs", {})))
@@ -72,7 +72,7 @@ class Outside:
 # -- finding -------------------------------------------------------------------------------------------------
 
 
-def find(model: nn.Module, forward: Callable[[], Any], blocks: Sequence[Block]) -> Outside:
+def find(model: nn.Module, forward: Callable[[], Any], blocks: Sequence[Block]) -> Replacements:
     """The possible replacements, determined by one forward of the model."""
     inside = {id(p) for block in blocks for part in block.modules for p in part.parameters()}
     weights = {name: p for name, p in model.named_parameters() if id(p) not in inside and p.requires_grad and p.is_leaf}
@@ -80,7 +80,7 @@ def find(model: nn.Module, forward: Callable[[], Any], blocks: Sequence[Block]) 
     with saving_nothing(), usage, intercepted(blocks, usage.run_block, usage.within_block):
         forward()
     shared = [name for name, weight in weights.items() if usage.is_tied(weight)]
-    return Outside(tuple(shared), bool(usage.losses) and all(usage.losses), tuple(dict.fromkeys(usage.heads)))
+    return Replacements(tuple(shared), bool(usage.losses) and all(usage.losses), tuple(dict.fromkeys(usage.heads)))
 
 
 @dataclasses.dataclass
@@ -177,9 +177,11 @@ def _loss_proved(input: torch.Tensor, *arguments: Any, **keywords: Any) -> bool:
 class Replaced:
     """Applies the replacements in the forwards of one model; `anything`: whether there are any."""
 
-    def __init__(self, model: nn.Module, outside: Outside) -> None:
-        self._model, self._tied = weakref.ref(model), outside.tied
-        self._mode = _Replacing(outside.loss) if outside.loss or outside.tied or outside.heads else None
+    def __init__(self, model: nn.Module, replacements: Replacements) -> None:
+        self._model, self._tied = weakref.ref(model), replacements.tied
+        self._mode = (
+            _Replacing(replacements.loss) if replacements.loss or replacements.tied or replacements.heads else None
+        )
         self.anything = self._mode is not None
 
     @contextlib.contextmanager

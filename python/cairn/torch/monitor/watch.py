@@ -114,7 +114,7 @@ class Watch:
                 return
             self._finish()
             self._current = weakref.ref(module), plan
-            self._note_those_within(module, plan)
+            self._record_those_within(module, plan)
             record = self._of(plan)
             if record.steps < self._steps and record.in_vain < MOST_IN_VAIN and not _compat.profiler_is_active():
                 record.in_vain += 1  # until it is judged
@@ -139,11 +139,11 @@ class Watch:
         return self._step is None or not self._step.is_elsewhere()
 
     def _start(self, module: nn.Module, plan: Plan) -> None:
-        self._unforeseen = beside = self._unforeseen_bytes(plan)
+        self._unforeseen = uncounted = self._unforeseen_bytes(plan)
         sees_going = self._has_measured or memory.device_of(module).type != "cpu"  # what came where no meter was is not
         if sees_going:
-            beside += 0 if self._step is None else self._step.held_bytes(module)
-        self._step, self._has_measured = WatchedStep(module, plan, beside, sees_going), True
+            uncounted += 0 if self._step is None else self._step.held_bytes(module)
+        self._step, self._has_measured = WatchedStep(module, plan, uncounted, sees_going), True
 
     def _stop(self) -> None:
         if self._step is not None and not self._step.is_elsewhere():
@@ -177,7 +177,7 @@ class Watch:
             self._judge(record.watched, expected, unforeseen, "the next step will take")
             self._correct()
 
-    def _note_those_within(self, module: nn.Module, plan: Plan) -> None:
+    def _record_those_within(self, module: nn.Module, plan: Plan) -> None:
         """Record the state of optimizers that step in the backward, whose peak contains it already."""
         before = self._unforeseen_bytes(plan)
         for optimizer in self._within:

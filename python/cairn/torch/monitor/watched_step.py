@@ -46,8 +46,8 @@ class WatchedStep:
     belongs to the thread in which the step was made, and so do all calls but `disturb` and `is_elsewhere`.
     """
 
-    def __init__(self, module: nn.Module, plan: Plan, beside_bytes: int, sees_going: bool) -> None:
-        """beside_bytes: memory at the beginning of the step that the plan does not count from then on.
+    def __init__(self, module: nn.Module, plan: Plan, uncounted_before_bytes: int, sees_going: bool) -> None:
+        """uncounted_before_bytes: memory at the beginning of the step that the plan does not count from then on.
 
         sees_going: the meter sees frees of memory that was allocated before it.
         """
@@ -55,11 +55,11 @@ class WatchedStep:
         self._module = weakref.ref(module)
         self._gradient_bytes = gradient_bytes_of(module)
         self._attributes = AttributeMemory(plan, module)
-        self._sees_going, self._beside = (
+        self._sees_going, self._uncounted_bytes = (
             sees_going,
             0,
         )  # memory in attributes, without bytes that the plan does not count
-        self._resident = resident_of(plan, self._gradient_bytes) + beside_bytes
+        self._resident = resident_of(plan, self._gradient_bytes) + uncounted_before_bytes
         self._outputs: list[_compat.StorageRef] = []  # of the latest forward
         self._dropped = self._held = 0  # bytes of them that were gone, or there, when its backward ended
         self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
@@ -143,8 +143,8 @@ class WatchedStep:
         self._dropped = sum(bytes_of.values()) - self._held
         module = self._module()
         if module is not None:
-            attribute_bytes = self._attributes.beside(module, self._sees_going)
-            self._beside = attribute_bytes - uncounted_bytes(self.plan, module, self._gradient_bytes)
+            attribute_bytes = self._attributes.uncounted(module, self._sees_going)
+            self._uncounted_bytes = attribute_bytes - uncounted_bytes(self.plan, module, self._gradient_bytes)
 
     def end(self) -> Measured | None:
         """End the measurement and return it; never call this within a backward, which runs in a state of its own.
@@ -159,7 +159,7 @@ class WatchedStep:
         if self._last is None or meter.was_interrupted or self._disturbed:
             return None
         rise = meter.peak(self._first, self._last) - meter.level(self._first)
-        peak = self._resident + self._beside + rise
+        peak = self._resident + self._uncounted_bytes + rise
         return Measured(peak, self._took, self._gradient_bytes > 0, self._dropped)
 
     # ---- results ----
@@ -184,7 +184,7 @@ class WatchedStep:
             made, ran = (f"with autocast to {to}" if to else "without autocast" for to in (planned, self._autocast))
             return f"the plan was made {made}, and the step ran {ran}. Profile in the region in which you train"
         if self._changed_flags:
-            return f"switches differ: {self._changed_flags}. Profile in the region in which you train"
+            return f"backend flags differ: {self._changed_flags}. Profile in the region in which you train"
         if self._together > 1:
             return f"the model ran {self._together} times before the backward, and a plan is for once. {_ALL_IN_ONE}"
         for seen in (_DIFFERENTIABLE, _REPEATED, _CASTING):

@@ -1,20 +1,21 @@
-"""Asynchronous copies between a device and a tier, in two lanes: out (offload) and in (prefetch).
+"""Asynchronous copies between a device and a tier, in two copy streams: out (offload) and in (prefetch).
 
-A lane makes its copies one after the other. **Copies start in the order in which they were submitted**, in both lanes
-together, as in a schedule. A copy starts when
+A copy stream makes its copies one after the other. **Copies start in the order in which they were submitted**, in both
+streams together, as in a schedule. A copy starts when
 
-* its lane is free,
+* its stream is free,
 * all copies that were submitted before it have started, and
 * the copies on which it depends have ended: those that write what it reads, or that use the place where it writes.
 
-With a shared link there is one lane for both directions.
+With a shared link there is one stream for both directions.
 
-* `ThreadLanes`: a background thread for each lane, started when first needed. For the CPU. `StagedLanes` are such lanes
-  for a CUDA device and a tier that the device cannot copy to, such as a file. The threads refer to the `CopyQueue`, not
-  to the lanes. So lanes that are no longer used are collected, and that ends their threads.
-* `StreamLanes`: a CUDA stream for each lane, for pinned host memory. The streams are kept for all steps. Nothing is
-  allocated on them, because the caching allocator reuses memory of a stream for that stream only. Tensors belong to the
-  computing stream, and events order the streams. To wait for a copy means that the computing stream waits.
+* `ThreadCopyStreams`: a background thread for each stream, started when first needed. For the CPU. `StagedCopyStreams`
+  do the same for a CUDA device and a tier that the device cannot copy to, such as a file. The threads refer to the
+  `CopyQueue`, not to the object that owns them. So copy streams that are no longer used are collected, and that ends
+  their threads.
+* `CudaCopyStreams`: two CUDA streams, for pinned host memory. They serve all steps. Nothing is allocated on them,
+  because the caching allocator reuses memory of a stream for that stream only. Tensors belong to the computing stream,
+  and events order the streams. To wait for a copy means that the computing stream waits.
 
 A copy keeps its tensors alive until it has ended and someone has waited for it. So memory is freed by the thread and
 the stream that compute: where the plan frees it, and in the order in which measurements see it.
@@ -64,7 +65,7 @@ class Copy:
 
 
 class CopyQueue:
-    """The queue of copies, shared by the lanes and their threads."""
+    """The queue of copies, shared by the copy streams and their threads."""
 
     def __init__(self, tier: Tier) -> None:
         self.tier = tier
@@ -76,7 +77,7 @@ class CopyQueue:
         self.is_closed = False
 
     def take(self, kinds: Sequence[str]) -> Copy | None:
-        """Waits, in a lane's thread, for a copy that may start. None when the queue is closed."""
+        """Waits, in a stream's thread, for a copy that may start. None when the queue is closed."""
         with self.changed:
             while True:
                 copy = self.waiting[0] if self.waiting else None
@@ -117,48 +118,48 @@ class CopyQueue:
         return error
 
 
-class ThreadLanes:
-    """Lanes that are background threads. `move` makes a copy piece by piece: an iterator that may be left early."""
+class ThreadCopyStreams:
+    """Copy streams that are background threads. `move` makes a copy piece by piece: an iterator that may end early."""
 
     def __init__(self, tier: Tier, move: Callable[[Tier, Copy], Iterator[None]], shared: bool) -> None:
-        self._line = CopyQueue(tier)
+        self._queue = CopyQueue(tier)
         self._move = move
         self._kinds = [(OUT, IN)] if shared else [(OUT,), (IN,)]
         self._threads: list[threading.Thread] = []
         self._process = os.getpid()
-        self._end = weakref.finalize(self, _end, self._line, self._threads, self._process)
+        self._end = weakref.finalize(self, _end, self._queue, self._threads, self._process)
 
     @property
     def has_failed(self) -> bool:
         """Whether a copy failed since the last restart."""
-        return self._line.failure is not None
+        return self._queue.failure is not None
 
     @property
     def trace(self) -> list[tuple[str, Any]]:
         """The copies, in the order in which they started."""
-        return self._line.trace
+        return self._queue.trace
 
     def submit(self, copy: Copy) -> None:
         """Has a copy made as soon as it may start."""
         self.require_usable()
-        line = self._line
+        queue = self._queue
         for kinds in self._kinds[len(self._threads) :]:
             thread = threading.Thread(
-                target=_work, args=(line, kinds, self._move), name="cairn-" + "-".join(kinds), daemon=True
+                target=_work, args=(queue, kinds, self._move), name="cairn-" + "-".join(kinds), daemon=True
             )
             with _small_stack():
                 thread.start()
             self._threads.append(thread)
-        with line.changed:
-            line.waiting.append(copy)
-            line.changed.notify_all()
+        with queue.changed:
+            queue.waiting.append(copy)
+            queue.changed.notify_all()
 
     def wait(self, copy: Copy) -> None:
         """Returns when a copy has ended. Raises TransferFailed if it was not made."""
         self.require_usable(closed=True)
-        with self._line.changed:
+        with self._queue.changed:
             while not copy.ended:
-                self._line.changed.wait()
+                self._queue.changed.wait()
         copy.pieces = ()
         if copy.failure is not None:
             raise _again(copy.failure)
@@ -173,27 +174,27 @@ class ThreadLanes:
 
     def unfinished(self) -> list[Copy]:
         """The copies that have not ended."""
-        with self._line.changed:
-            return [*self._line.running, *self._line.waiting]
+        with self._queue.changed:
+            return [*self._queue.running, *self._queue.waiting]
 
     def restart(self) -> None:
         """Cancels what has not been copied, waits until nothing is, and forgets failures and the trace."""
         self.require_usable()
-        line = self._line
-        with line.changed:
-            for copy in (*line.running, *line.waiting):
+        queue = self._queue
+        with queue.changed:
+            for copy in (*queue.running, *queue.waiting):
                 copy.unwanted = True
-            while line.running or line.waiting:
-                line.changed.wait()
-            line.failure, line.trace = None, []
+            while queue.running or queue.waiting:
+                queue.changed.wait()
+            queue.failure, queue.trace = None, []
 
     def close(self) -> None:
         """Cancels what has not been copied and ends the threads."""
         self._end()
 
     def require_usable(self, closed: bool = False) -> None:
-        """Raises Unsupported in another process than the one that made the lanes, and when they are closed."""
-        _require(self._process, self._line.is_closed and not closed)
+        """Raises Unsupported in another process than the one that made the streams, and when they are closed."""
+        _require(self._process, self._queue.is_closed and not closed)
 
 
 @contextlib.contextmanager
@@ -216,32 +217,32 @@ def _require(process: int, is_closed: bool) -> None:
         raise Unsupported("offloading was closed and cannot be used any more")
 
 
-def _work(line: CopyQueue, kinds: Sequence[str], move: Callable[[Tier, Copy], Iterator[None]]) -> None:
-    """What a lane's thread does."""
-    while (copy := line.take(kinds)) is not None:
+def _work(queue: CopyQueue, kinds: Sequence[str], move: Callable[[Tier, Copy], Iterator[None]]) -> None:
+    """The loop of a stream's thread."""
+    while (copy := queue.take(kinds)) is not None:
         is_whole, error = False, None
         try:
-            is_whole = _make(line, copy, move)
+            is_whole = _make(queue, copy, move)
         except BaseException as caught:  # whatever it is, those who wait must hear of it
             error = caught
-        line.end(copy, is_whole, error)
+        queue.end(copy, is_whole, error)
         del copy, error  # a thread that waits holds nothing
 
 
-def _make(line: CopyQueue, copy: Copy, move: Callable[[Tier, Copy], Iterator[None]]) -> bool:
+def _make(queue: CopyQueue, copy: Copy, move: Callable[[Tier, Copy], Iterator[None]]) -> bool:
     """Makes a copy; False if it was called off."""
-    if line.is_off(copy):
+    if queue.is_off(copy):
         return False
-    return all(not line.is_off(copy) for _ in move(line.tier, copy))
+    return all(not queue.is_off(copy) for _ in move(queue.tier, copy))
 
 
-def _end(line: CopyQueue, threads: list[threading.Thread], process: int) -> None:
-    """Ends the threads; also when the lanes are collected, and when the interpreter ends."""
+def _end(queue: CopyQueue, threads: list[threading.Thread], process: int) -> None:
+    """Ends the threads; also when the streams are collected, and when the interpreter ends."""
     if os.getpid() != process:
         return  # a fork has no threads of its parent
-    with line.changed:
-        line.is_closed = True
-        line.changed.notify_all()
+    with queue.changed:
+        queue.is_closed = True
+        queue.changed.notify_all()
     if threading.current_thread() not in threads:  # the collector may run in one of them, which then has the lock
         for thread in threads:
             thread.join()
@@ -269,19 +270,19 @@ def move_host(tier: Tier, copy: Copy) -> Iterator[None]:
 
 
 class StagedMove:
-    """Between a tier and tensors of a CUDA device, by way of a small pinned buffer for each lane."""
+    """Between a tier and tensors of a CUDA device, by way of a small pinned buffer for each copy stream."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._lanes = {kind: _Stage(device) for kind in (OUT, IN)}
+        self._stages = {kind: _Stage(device) for kind in (OUT, IN)}
 
     def __call__(self, tier: Tier, copy: Copy) -> Iterator[None]:
-        lane = self._lanes[copy.kind]
-        with torch.cuda.device(self._device), torch.cuda.stream(lane.stream):
-            lane.stream.wait_event(copy.event)
+        stage = self._stages[copy.kind]
+        with torch.cuda.device(self._device), torch.cuda.stream(stage.stream):
+            stage.stream.wait_event(copy.event)
             for offset, piece in copy.pieces:
                 for first in range(0, piece.numel(), CHUNK_BYTES):
-                    lane.move(tier, copy.kind, offset + first, piece[first : first + CHUNK_BYTES])
+                    stage.move(tier, copy.kind, offset + first, piece[first : first + CHUNK_BYTES])
                     yield
 
 
@@ -308,7 +309,7 @@ def _pinned(count: int) -> torch.Tensor:
     return torch.empty(count, dtype=torch.uint8, device="cpu", pin_memory=True)  # of a power of two nothing is wasted
 
 
-class StagedLanes(ThreadLanes):
+class StagedCopyStreams(ThreadCopyStreams):
     """Background threads for a CUDA device and a tier that it cannot copy to directly: copies go through a buffer."""
 
     def __init__(self, tier: Tier, device: torch.device, shared: bool) -> None:
@@ -323,8 +324,8 @@ class StagedLanes(ThreadLanes):
 # -- streams of a CUDA device --------------------------------------------------------------------------------
 
 
-class StreamLanes:
-    """Lanes that are streams of a CUDA device, between it and pinned host memory."""
+class CudaCopyStreams:
+    """Copy streams that are CUDA streams, between a device and pinned host memory."""
 
     has_failed = False  # what a stream cannot do ends the device's context
 
@@ -403,17 +404,19 @@ class StreamLanes:
         self.close()
 
     def require_usable(self, closed: bool = False) -> None:
-        """Raises Unsupported in another process than the one that made the lanes, and when they are closed."""
+        """Raises Unsupported in another process than the one that made the streams, and when they are closed."""
         _require(self._process, self._is_closed and not closed)
 
 
-Lanes = ThreadLanes | StreamLanes
+CopyStreams = ThreadCopyStreams | CudaCopyStreams
 
 
-def lanes_for(tier: Tier, device: torch.device, shared: bool) -> Lanes:
-    """The lanes between a tier and a device."""
+def copy_streams_for(tier: Tier, device: torch.device, shared: bool) -> CopyStreams:
+    """The copy streams between a tier and a device."""
     if device.type == "cpu":
-        return ThreadLanes(tier, move_host, shared)
+        return ThreadCopyStreams(tier, move_host, shared)
     if device.type != "cuda":
         raise Unsupported(f"offloading from {device} is not supported: tensors of the CPU and of CUDA devices are")
-    return StreamLanes(tier, device, shared) if isinstance(tier, HostTier) else StagedLanes(tier, device, shared)
+    return (
+        CudaCopyStreams(tier, device, shared) if isinstance(tier, HostTier) else StagedCopyStreams(tier, device, shared)
+    )

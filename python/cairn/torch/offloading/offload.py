@@ -38,7 +38,7 @@ import torch
 from ..._units import size_bytes
 from ..base import _compat, memory
 from ..base.errors import TierUnavailable, Unsupported
-from ..base.layouts import Look
+from ..base.layouts import ByteView
 from .tiers import Tier, open_tier
 from .transfers import TensorGroup, Transfers, is_movable
 
@@ -214,14 +214,14 @@ def offload(
 class _Saved:
     """Stands for a saved tensor in autograd's graph."""
 
-    __slots__ = ("_witness",)
+    __slots__ = ("_writes",)
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        self._witness = _compat.WriteDetector(tensor)
+        self._writes = _compat.WriteDetector(tensor)
 
     def unpack(self) -> torch.Tensor:
         """The tensor, for autograd."""
-        if self._witness.has_changed():
+        if self._writes.has_changed():
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a "
                 "tensor that was saved inside cairn.torch.offload was written afterwards"
@@ -248,15 +248,15 @@ class _Kept(_Saved):
 class _Moved(_Saved):
     """A saved tensor whose storage is moved."""
 
-    __slots__ = ("_entry", "_look")
+    __slots__ = ("_entry", "_view")
 
     def __init__(self, tensor: torch.Tensor, entry: _Entry) -> None:
         super().__init__(tensor)
-        self._entry, self._look = entry, Look.of(tensor)
+        self._entry, self._view = entry, ByteView.of(tensor)
 
     def _tensor(self) -> torch.Tensor:
         whole = self._entry.store.fetch(self._entry)
-        return self._look.seen(whole, int(whole.storage_offset()))
+        return self._view.tensor_in(whole, int(whole.storage_offset()))
 
 
 def _unpack(saved: _Saved) -> torch.Tensor:

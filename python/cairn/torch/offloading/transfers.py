@@ -29,8 +29,8 @@ from cairn import format_bytes
 
 from ..base import _compat, memory
 from ..base.errors import Unsupported
-from ..base.layouts import Look
-from .copy_streams import IN, OUT, Copy, Piece, lanes_for
+from ..base.layouts import ByteView
+from .copy_streams import IN, OUT, Copy, Piece, copy_streams_for
 from .tiers import Tier
 
 #: Bytes: what kernels look at, and no more than the allocator gives. On CUDA, cuBLAS looks at 256 to choose a kernel.
@@ -90,8 +90,8 @@ class Layout:
             if tensor.numel() > 0:
                 self.storages[key].include(*_span(tensor))
             self.owners.append(key)
-        self.looks = [
-            Look.of(tensor, self.storages[owner].first) for tensor, owner in zip(tensors, self.owners, strict=True)
+        self.views = [
+            ByteView.of(tensor, self.storages[owner].first) for tensor, owner in zip(tensors, self.owners, strict=True)
         ]
 
     @property
@@ -147,10 +147,10 @@ class TensorGroup:
 
     def __init__(self, transfers: Transfers, key: Any, tensors: Sequence[torch.Tensor], place: _Place, layout: Layout):
         self.key, self.bytes = key, layout.nbytes
-        self._transfers, self._lanes = transfers, transfers._lanes
+        self._transfers, self._copy_streams = transfers, transfers._copy_streams
         self._step = transfers._step
         self._place: _Place | None = place
-        self._looks = list(zip(layout.looks, layout.owners, strict=True))
+        self._views = list(zip(layout.views, layout.owners, strict=True))
         self._rooms = [_Room(each.end - each.first, each.lead) for each in layout.storages]
         self._device = transfers.device
         self._versions = [_compat.WriteDetector(tensor) for tensor in tensors]
@@ -179,14 +179,14 @@ class TensorGroup:
         """
         self._require_current()
         assert self._out is not None, "not sent"
-        self._lanes.wait(self._out)
+        self._copy_streams.wait(self._out)
         if is_free:
             self._versions = []
 
     @property
     def is_intact(self) -> bool:
         """Whether the tensors that went out have not been changed in place since: else the copy may be of either."""
-        return not any(witness.has_changed() for witness in self._versions)
+        return not any(detector.has_changed() for detector in self._versions)
 
     def prefetch(self) -> None:
         """Allocates the memory that the tensors come back to, and begins to copy."""
@@ -212,21 +212,21 @@ class TensorGroup:
         assert self._in is not None
         coming, self._in = self._in, None
         wholes, self._arriving = self._arriving, []
-        self._lanes.wait(coming)
+        self._copy_streams.wait(coming)
         if not self.is_intact:
             raise RuntimeError(f"a tensor of {self.key} was modified by an inplace operation after it was offloaded")
-        return [look.seen(wholes[owner], self._rooms[owner].lead) for look, owner in self._looks]
+        return [view.tensor_in(wholes[owner], self._rooms[owner].lead) for view, owner in self._views]
 
     def discard(self) -> None:
         """Gives up the place in the slab: it can be taken by what is submitted from here on. May be called again."""
         self._place, self._to_send = None, []
         if self._in is None and self._out is not None:
-            self._lanes.drop(self._out)
+            self._copy_streams.drop(self._out)
 
     def __del__(self) -> None:
         for copy in (getattr(self, "_out", None), getattr(self, "_in", None)):
             if copy is not None:
-                self._lanes.drop(copy)
+                self._copy_streams.drop(copy)
 
     def _allocate(self, room: _Room) -> torch.Tensor:
         return torch.empty(room.lead + room.count, dtype=torch.uint8, device=self._device)
@@ -261,7 +261,7 @@ class Transfers:
 
     def __init__(self, tier: Tier, device: torch.device | str, shared_link: bool = False) -> None:
         self.tier, self.device = tier, torch.empty(0, device=device).device  # with its number
-        self._lanes = lanes_for(tier, self.device, shared_link)
+        self._copy_streams = copy_streams_for(tier, self.device, shared_link)
         self._places: list[weakref.ref[_Place]] = []
         self._lock = threading.RLock()
         self._step = 0
@@ -269,12 +269,12 @@ class Transfers:
     @property
     def has_failed(self) -> bool:
         """Whether a copy of this step failed, so that no others are made until the next one."""
-        return self._lanes.has_failed
+        return self._copy_streams.has_failed
 
     @property
     def trace(self) -> list[tuple[str, Any]]:
         """The copies of this step in the order in which they started: ("offload" or "prefetch", key)."""
-        return self._lanes.trace
+        return self._copy_streams.trace
 
     def offload(self, group_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> TensorGroup:
         """Begins to copy tensors to this place in the slab.
@@ -290,7 +290,7 @@ class Transfers:
 
     def packed(self, group_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> TensorGroup:
         """As `offload`, but the copy begins when the group is sent; until then the tensors may be written."""
-        self._lanes.require_usable()
+        self._copy_streams.require_usable()
         listed = list(tensors)
         layout = Layout(listed)
         for tensor in listed:
@@ -324,18 +324,18 @@ class Transfers:
 
     def begin_step(self) -> None:
         """Starts over: cancels copies under way, and clears the failure and the trace. Earlier groups are void."""
-        self._lanes.restart()
+        self._copy_streams.restart()
         with self._lock:
             self._step += 1
             self._places = []
 
     def release(self) -> None:
         """Frees the device memory that copies hold. Called when a step has failed, after its groups were dropped."""
-        self._lanes.release()
+        self._copy_streams.release()
 
     def close(self) -> None:
         """Ends the threads and closes the tier. May be called again."""
-        self._lanes.close()
+        self._copy_streams.close()
         self.tier.close()
 
     def _take(self, span: range, key: Any) -> _Place:
@@ -360,9 +360,9 @@ class Transfers:
 
     def _submit(self, kind: str, key: Any, pieces: list[Piece], span: range, after: tuple[Copy, ...] = ()) -> Copy:
         if kind == OUT:  # not before those that still use the place
-            after = tuple(copy for copy in self._lanes.unfinished() if _overlap(span, copy.span))
+            after = tuple(copy for copy in self._copy_streams.unfinished() if _overlap(span, copy.span))
         copy = Copy(kind, key, pieces, span, after)
-        self._lanes.submit(copy)
+        self._copy_streams.submit(copy)
         return copy
 
 

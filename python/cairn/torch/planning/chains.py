@@ -129,10 +129,10 @@ class Chains:
             extended |= Counted(wanted=passing(self._profile.stages))
         if extended != counted:
             return extended
-        beside = _beside(self._profile, counted)
-        first = first_runs(self._counting(counted)[0], ops)[0] if beside else {}
+        lingering = _lingering(self._profile, counted)
+        first = first_runs(self._counting(counted)[0], ops)[0] if lingering else {}
         return counted | Counted(
-            early=frozenset(stage for stage, size in beside.items() if first[stage] + size > budget)
+            early=frozenset(stage for stage, size in lingering.items() if first[stage] + size > budget)
         )
 
     def _exact(self, counted: Counted, solution: cairn.Solution) -> tuple[Counted, cairn.Solution]:
@@ -148,16 +148,18 @@ class Chains:
 def counted_for(profile: Profile, asked: tuple[str, str], ops: Sequence[Op], apart: frozenset[int]) -> Counted:
     """The suppositions of a chain for a schedule, with some outputs apart."""
     counted = supposed_by(ops, profile.stages) | Counted(apart)
-    beside, performed = _beside(profile, counted), as_performed(ops, profile.refs)
-    if not beside and performed == [(op, 0) for op in ops]:
+    lingering, performed = _lingering(profile, counted), as_performed(ops, profile.refs)
+    if not lingering and performed == [(op, 0) for op in ops]:
         return counted
     problem = profile.chain(*asked, counted)
     first, last, peak = first_runs(problem, ops)
-    most = max([peak, *(first[stage] + size for stage, size in beside.items())]) + excess_bytes(problem, ops, performed)
+    most = max([peak, *(first[stage] + size for stage, size in lingering.items())]) + excess_bytes(
+        problem, ops, performed
+    )
     return counted | Counted(late_bytes=most - last if most > peak else 0)
 
 
-def _beside(profile: Profile, counted: Counted) -> dict[int, int]:
+def _lingering(profile: Profile, counted: Counted) -> dict[int, int]:
     """By stage: what is there when it first runs that the chain counts with the last stage, if with any."""
     uncounted = Lingering(profile.stages, counted).uncounted[:-1]
     return {stage: size for stage, size in enumerate(uncounted, 1) if size and stage not in counted.early}

@@ -79,10 +79,10 @@ def _let_wait(measured: Sequence[StageMeasure], stages: Sequence[StageMeasure], 
     """
     left = 0
     for before, stage in zip(reversed(measured), reversed(stages), strict=True):
-        there = left + before.accumulated_waiting_bytes
+        there = left + before.accumulated_pending_grad_bytes
         more = max(_grown(there, by.linear) - there, 0)
-        stage.waiting_bytes += more
-        stage.accumulated_waiting_bytes += more
+        stage.pending_grad_bytes += more
+        stage.accumulated_pending_grad_bytes += more
         left += before.accumulated_weight_grad_bytes
 
 

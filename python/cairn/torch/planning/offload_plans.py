@@ -278,7 +278,7 @@ def _staying(profile: Profile) -> frozenset[Made]:
     values: set[Made] = set()
     for number, stage in enumerate(profile.stages, 1):
         is_block = stage.kind == "block"
-        saving = [0, *(option for option, _ in stage.opened())]
+        saving = [0, *(option for option, _ in stage.selective_options())]
         values.update(
             (SAVED, number, option) for option in saving if not (is_block and stage.saved_is_offloadable(option))
         )

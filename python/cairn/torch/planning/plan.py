@@ -19,13 +19,13 @@ from ..base.plan_files import read_json
 from ..base.stages import StageRef
 from ..schedule.peak_parts import Moment, peak_moment
 from ..schedule.transfer_plan import TransferPlan, has_transfers, peak_with_transfers
-from ..selective.block_runs import Inside
+from ..selective.block_runs import SelectiveOptions
 from .fingerprint import fingerprint_of
 from .offload_plans import (
     performed_transfer_plan,
 )
 
-PLAN_VERSION = 5
+PLAN_VERSION = 6
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,19 +83,19 @@ class Plan:
     held: Mapping[str, int]
     kept_because: Mapping[str, str]
     fingerprint: Mapping[str, Any]
-    inside: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    selective: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tier: str = ""
     host_budget_bytes: int = 0
     host_bytes: int = 0
-    outside: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what is replaced outside blocks
+    replacements: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what is replaced outside blocks
     holds_output: bool = True  # whether the training loop has the model's output during the backward
-    brought_back: Sequence[str] = ()  # blocks of which attributes and hooks are those of their first runs again
+    restored_blocks: Sequence[str] = ()  # blocks whose attributes and hooks a recomputation restores
     shifted_ns: Sequence[Sequence[int]] = ()  # by stage and option, what of a backward the problem has in the forward
 
     @property
-    def opened(self) -> dict[int, Inside]:
+    def selective_options(self) -> dict[int, SelectiveOptions]:
         """By stage, what its options keep, where one other than keeping everything is used."""
-        return {int(stage): Inside.from_json(data) for stage, data in self.inside.items()}
+        return {int(stage): SelectiveOptions.from_json(data) for stage, data in self.selective.items()}
 
     @property
     def peak_bytes(self) -> int:
@@ -111,7 +111,7 @@ class Plan:
     def is_plain(self) -> bool:
         """True if nothing is recomputed or offloaded: the step runs as it would without a plan."""
         forwards = sum(op[0].startswith("forward") for op in self.schedule["ops"])
-        return bool(forwards == len(self.stages)) and not self.inside and not self.offloads
+        return bool(forwards == len(self.stages)) and not self.selective and not self.offloads
 
     @property
     def offloads(self) -> bool:

@@ -151,7 +151,9 @@ class ShapePlans:
             _warn_of_flags(chosen.plan)
         if chosen.prepared is None:
             plan = chosen.plan
-            chosen.prepared = executor.prepare(plan.stages, plan.executed_ops, plan.opened, plan.transfer_plan)
+            chosen.prepared = executor.prepare(
+                plan.stages, plan.executed_ops, plan.selective_options, plan.transfer_plan
+            )
         model = self._model()
         if self._watch is not None and model is not None:
             self._watch.begin(model, chosen.plan)
@@ -374,10 +376,11 @@ def _blocks_of(model: nn.Module, known: Profile) -> tuple[list[nn.Module], list[
 
 
 def _warn_of_flags(plan: Plan) -> None:
-    """Warns if a step begins under other switches of torch's than the profile was made under."""
+    """Warns if a step begins under other flags of torch's than the profile was made under."""
     changes = changes_since(plan.fingerprint.get("backend_flags", {}))
     if changes:
         warn(
             f"the step runs in another region than the one that was profiled: {changes}. Other kernels may take more "
-            "memory, and blocks that kept a part are recomputed as wholes: profile in the region in which you train"
+            "memory, and blocks under selective recomputation are recomputed as wholes: profile in the region in which "
+            "you train"
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from ..base import _compat, memory
-from ..base.stage_measure import IN_ATTRIBUTES, LEFT_BESIDE, STATE
+from ..base.stage_measure import IN_ATTRIBUTES, SIDE_OUTPUTS, STATE
 from ..rerun_state.attributes import plain_tensors
 from .plan import Plan
 
@@ -23,12 +23,12 @@ class AttributeMemory:
     """Memory of tensors in attributes of modules and objects of hooks at the beginning of a step: kept or replaced."""
 
     def __init__(self, plan: Plan, model: nn.Module) -> None:
-        self._is_step, self._left_bytes = plan.scope == "step", plan.resident.get(LEFT_BESIDE, 0)
+        self._is_step, self._left_bytes = plan.scope == "step", plan.resident.get(SIDE_OUTPUTS, 0)
         self._counted_bytes = plan.resident.get(IN_ATTRIBUTES, 0)
-        looks = self._left_bytes + self._counted_bytes > 0 or not self._is_step
-        self._storages = _storages_in_attributes(model) if looks else {}
+        counts = self._left_bytes + self._counted_bytes > 0 or not self._is_step
+        self._storages = _storages_in_attributes(model) if counts else {}
 
-    def beside(self, model: nn.Module, sees_going: bool) -> int:
+    def uncounted(self, model: nn.Module, sees_going: bool) -> int:
         """At the end of the step: bytes to add to the resident memory and to a meter's rise.
 
         The meter has counted new tensors. sees_going: it has also counted the tensors that were freed.

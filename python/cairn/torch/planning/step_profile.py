@@ -11,10 +11,10 @@ from cairn import format_bytes, format_ns
 from ..base.choices import ACCUMULATED, CREATED
 from ..base.stage_measure import OPTIMIZER_STATE, REPLAYED, RUNS_ONCE, STATE, OptionMeasure, StageMeasure
 from ..base.stages import BLOCK, StageRef, shown
-from ..head.replacements import Outside
+from ..head.replacements import Replacements
 from ..schedule.dependent_counts import AS_PLAIN, Counted, Lingering, passing
 
-PROFILE_VERSION = 4
+PROFILE_VERSION = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Profile:
     miss_bytes: int = 0  # by how much a measured step passed its predicted peak
     excess: float = 0.0  # share by which the device's allocator took more than tensors asked it for
     notes: tuple[str, ...] = ()
-    outside: Outside = Outside()  # what is replaced outside blocks
+    replacements: Replacements = Replacements()  # what is replaced outside blocks
     holds_output: bool = True  # whether the training loop has the model's output during the backward
 
     def __repr__(self) -> str:
@@ -168,7 +168,7 @@ class Profile:
         """Everything as plain data; `from_json` reads it back."""
         data = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         data["stages"] = [dataclasses.asdict(stage) for stage in self.stages]
-        data["outside"] = self.outside.to_json()
+        data["replacements"] = self.replacements.to_json()
         data["resident"], data["fingerprint"] = dict(self.resident), dict(self.fingerprint)
         return {"format": "cairn-torch-profile", "version": PROFILE_VERSION, **data, "notes": list(self.notes)}
 
@@ -179,8 +179,8 @@ class Profile:
             raise ValueError(f"this is not a cairn-torch-profile of version {PROFILE_VERSION}")
         fields = {key: value for key, value in data.items() if key not in ("format", "version")}
         fields["stages"] = tuple(StageMeasure.from_json(stage) for stage in fields["stages"])
-        outside = Outside.from_json(fields.get("outside", {}))
-        return cls(**{**fields, "notes": tuple(fields["notes"]), "outside": outside})
+        replacements = Replacements.from_json(fields.get("replacements", {}))
+        return cls(**{**fields, "notes": tuple(fields["notes"]), "replacements": replacements})
 
 
 # -- as a chain ----------------------------------------------------------------------------------------------
@@ -190,7 +190,7 @@ def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[St
     """The stages as is supposed: what is resident is counted once, outputs that are made again twice, and those that
     are apart with what runs behind, too.
     """
-    numbered = enumerate(map(_with_what_runs_beside, stages), 1)
+    numbered = enumerate(map(_with_surrounding_rises, stages), 1)
     changed = [stage if number in counted.apart else _once(stage) for number, stage in numbered]
     changed = [s if number in counted.repeated else _made_once(s) for number, s in enumerate(changed, 1)]
     for number in counted.again:
@@ -235,7 +235,7 @@ def _passed(stage: StageMeasure, behind: StageMeasure) -> tuple[StageMeasure, St
     )
 
 
-def _with_what_runs_beside(stage: StageMeasure) -> StageMeasure:
+def _with_surrounding_rises(stage: StageMeasure) -> StageMeasure:
     """The stage, and each of its options, with the rises of what runs beside it and is no stage."""
 
     def higher(measured: StageMeasure | OptionMeasure) -> dict[str, int]:
@@ -285,11 +285,11 @@ def _made_once(stage: StageMeasure) -> StageMeasure:
 def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:
     """The workspaces of a stage: its measured peaks without the results that the chain counts.
 
-    `again_ns` is the overhead of a recomputation, without the run itself. It adds to each forward that no backward
-    follows: each forward has it, and the backward subtracts it. A run that saves nothing takes no longer than one that
-    saves. A block that is always kept never has the overhead.
+    `recompute_overhead_ns` is the overhead of a recomputation, without the run itself. It adds to each forward that no
+    backward follows: each forward has it, and the backward subtracts it. A run that saves nothing takes no longer than
+    one that saves. A block that is always kept never has the overhead.
     """
-    again_ns = 0 if stage.keep_reason else stage.again_ns
+    recompute_overhead_ns = 0 if stage.keep_reason else stage.recompute_overhead_ns
     saved = max(stage.saved_bytes, stage.output_bytes)
     least_ns = min([stage.forward_ns, *(option.forward_ns for option in stage.options)])
     weight_grad = stage.weight_grad_bytes if created else stage.accumulated_weight_grad_bytes
@@ -300,19 +300,19 @@ def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[s
         "grad_bytes": stage.arriving_bytes(created),
         "weight_grad_bytes": weight_grad,
         "no_recompute": bool(stage.keep_reason),
-        "forward_only_ns": min(stage.forward_only_ns, least_ns) + again_ns,
+        "forward_only_ns": min(stage.forward_only_ns, least_ns) + recompute_overhead_ns,
         "forward_only_workspace_bytes": stage.forward_only_rise_bytes - stage.output_bytes,
         "options": [
             {
                 "name": "keep",
                 "saved_bytes": saved,
-                **_times(stage, again_ns),
+                **_times(stage, recompute_overhead_ns),
                 "forward_workspace_bytes": stage.forward_rise_bytes - saved,
                 "backward_workspace_bytes": rise - grad_before - weight_grad,
             },
             *(
-                _chain_option(number, option, grad_before + weight_grad, created, again_ns)
-                for number, option in stage.opened()
+                _chain_option(number, option, grad_before + weight_grad, created, recompute_overhead_ns)
+                for number, option in stage.selective_options()
             ),
         ],
     }
@@ -334,23 +334,25 @@ def _join_loss(last: dict[str, Any], grad_before: int, in_both: bool) -> None:
 
 def shifted_ns(stage: StageMeasure) -> list[int]:
     """By the options of a stage, what of its backward's time the chain counts with its forward."""
-    again_ns = 0 if stage.keep_reason else stage.again_ns
-    options: list[StageMeasure | OptionMeasure] = [stage, *(option for _, option in stage.opened())]
-    return [min(again_ns, measured.backward_ns) for measured in options]
+    recompute_overhead_ns = 0 if stage.keep_reason else stage.recompute_overhead_ns
+    options: list[StageMeasure | OptionMeasure] = [stage, *(option for _, option in stage.selective_options())]
+    return [min(recompute_overhead_ns, measured.backward_ns) for measured in options]
 
 
-def _times(measured: StageMeasure | OptionMeasure, again_ns: int) -> dict[str, int]:
-    shifted = min(again_ns, measured.backward_ns)
+def _times(measured: StageMeasure | OptionMeasure, recompute_overhead_ns: int) -> dict[str, int]:
+    shifted = min(recompute_overhead_ns, measured.backward_ns)
     return {"forward_ns": measured.forward_ns + shifted, "backward_ns": measured.backward_ns - shifted}
 
 
-def _chain_option(number: int, option: OptionMeasure, handed: int, created: bool, again_ns: int) -> dict[str, Any]:
-    """An option that keeps a part; `handed` are the gradients that the backward leaves."""
+def _chain_option(
+    number: int, option: OptionMeasure, handed: int, created: bool, recompute_overhead_ns: int
+) -> dict[str, Any]:
+    """An option of selective recomputation; `handed` are the gradients that the backward leaves."""
     rise = option.backward_rise_bytes if created else option.accumulated_backward_rise_bytes
     return {
-        "name": f"part {number}",
+        "name": f"option {number}",
         "saved_bytes": option.saved_bytes,
-        **_times(option, again_ns),
+        **_times(option, recompute_overhead_ns),
         "forward_workspace_bytes": option.forward_rise_bytes - option.saved_bytes,
         "backward_workspace_bytes": rise - handed,
     }

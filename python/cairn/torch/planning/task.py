@@ -27,7 +27,7 @@ from ..schedule.dependent_counts import AS_PLAIN, Counted
 from ..schedule.executed import as_performed, excess_bytes
 from ..schedule.peak_parts import first_over, grouped, peak_moment
 from ..schedule.transfer_plan import TransferPlan, peak_with_transfers
-from ..selective.block_runs import Inside
+from ..selective.block_runs import SelectiveOptions
 from . import arguments
 from .chains import Answer, Chains, counted_for
 from .offload_plans import (
@@ -299,13 +299,13 @@ class Task:
             held=profile.held_by_name,
             kept_because={s.name: s.keep_reason for s in profile.stages if s.kind == "block" and s.keep_reason},
             fingerprint=dict(profile.fingerprint),
-            inside=_inside(profile, ops),
+            selective=_selective(profile, ops),
             tier="" if to is None else to.tier,
             host_budget_bytes=0 if to is None else to.machine.host_bytes,
             host_bytes=0 if chosen.transfer_plan is None else chosen.transfer_plan.slab_bytes,
-            outside=profile.outside.to_json(),
+            replacements=profile.replacements.to_json(),
             holds_output=profile.holds_output,
-            brought_back=list(dict.fromkeys(stage.name for stage in profile.stages if stage.brings_back)),
+            restored_blocks=list(dict.fromkeys(stage.name for stage in profile.stages if stage.restores_attributes)),
             shifted_ns=list(map(shifted_ns, profile.stages)),
         )
 
@@ -379,15 +379,15 @@ def _store_all(stages: int) -> list[cairn.Op]:
     return [*(("forward_save", s, 0) for s in numbers), *(("backward", s) for s in reversed(numbers))]
 
 
-def _inside(profile: Profile, ops: Sequence[cairn.Op]) -> dict[str, Any]:
+def _selective(profile: Profile, ops: Sequence[cairn.Op]) -> dict[str, Any]:
     """For each stage under selective recomputation: its options, and the digest of the recording they belong to."""
     used = {int(op[1]) for op in ops if op[0] == "forward_save" and len(op) > 2 and op[2]}
     plans = {}
     for number in sorted(used):
         stage = profile.stages[number - 1]
         decisions = tuple(option.decisions for option in stage.options)
-        inside = Inside(stage.digest, tuple(stage.asked), tuple(stage.draws), decisions)
-        plans[str(number)] = {**inside.to_json(), "recomputes": [option.recomputes for option in stage.options]}
+        options = SelectiveOptions(stage.digest, tuple(stage.asked), tuple(stage.draws), decisions)
+        plans[str(number)] = {**options.to_json(), "recomputes": [option.recomputes for option in stage.options]}
     return plans
 
 

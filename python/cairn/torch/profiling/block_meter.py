@@ -18,7 +18,7 @@ from ..base.blocks import Block
 from ..base.layouts import Layout, Layouts, bytes_of, layouts_of, layouts_of_all
 from ..base.stage_measure import (
     CHANGES_INPUT,
-    HIDES_INPUT,
+    HOLDS_UNTRACKED,
     OWN_HOOKS,
     READS_HISTORY,
     SLACK_BYTES,
@@ -33,7 +33,7 @@ from ..rerun_state.side_effects import SideEffects
 from . import isolated_block
 from .captured_inputs import leaves_behind, places_of, refuse
 from .side_outputs import Arrivals, SideOutputs, collecting_apart
-from .untracked_tensors import hidden_storages
+from .untracked_tensors import untracked_storages
 
 
 class Created:
@@ -80,15 +80,15 @@ class BlockMeter:
         self._static = static  # storages that are there during the whole step
         self.arriving = arriving  # layouts of the gradients of outputs and side outputs
         self.leaving: list[Layout | None] = []  # how those of the inputs lie
-        self.beside = Arrivals(())  # gradients of side outputs in the step's backward
+        self.side_output_gradients = Arrivals(())  # gradients of side outputs in the step's backward
         self.left: dict[int, _compat.StorageRef] = {}  # large storages of side outputs of the run in the step
         self.added: set[int] = (
             set()
         )  # those of them that it saves, and that exist at the same time as those of a recomputation
         self.kept_bytes = 0  # large gradients that hooks have kept
         self.saved: frozenset[int] = frozenset()  # storages that autograd saves
-        self.hidden: set[int] = set()  # storages that custom functions hold outside of autograd's saved tensors
-        self._hides_input = False  # or an output: one of these is
+        self.untracked: set[int] = set()  # storages that custom functions hold outside of autograd's saved tensors
+        self._holds_input = False  # or an output: one of these is
         self._is_to_take_own = False  # there are hooks of its own, and it was measured without taking these over
         #: by a run that saves: side outputs that exist at the same time as a recomputation's, and whether it saves them
         self._added: list[tuple[_compat.StorageRef, bool]] = []
@@ -108,12 +108,12 @@ class BlockMeter:
         function: Callable[..., Any],
         arguments: isolated_block.Arguments,
         hooks: isolated_block.Hooks,
-        waiting: Sequence[nn.Parameter],
+        pending: Sequence[nn.Parameter],
         created: Created,
     ) -> Any:
         """Run the block both ways, and return its output, connected to the model's autograd graph by a bridge.
 
-        waiting: parameters that have a gradient when the block's backward begins. created: records the gradients that
+        pending: parameters that have a gradient when the block's backward begins. created: records the gradients that
         parameters receive.
         """
         replay = Rewinding(self._block, self._device)
@@ -121,22 +121,22 @@ class BlockMeter:
         attributes = Attributes(self._block.parts(), with_large=True)  # what was there is released by no run that saves
         lasting = SideEffects(self._block.parts())
         with collecting_apart():
-            prints = self.run_saving(function, arguments, waiting, created)
-            if prints is None:
+            fingerprints = self.run_saving(function, arguments, pending, created)
+            if fingerprints is None:
                 attributes.restore()
                 replay.rewind()
                 self._stage.captured = captured_by(self._block, function, arguments, self._device)
-                prints = self.run_saving(function, arguments, waiting, created)
-        if prints is None:
+                fingerprints = self.run_saving(function, arguments, pending, created)
+        if fingerprints is None:
             refuse(self._block.name, arguments.captured, self._block.parts())
-        replay.note_first_run(self._stage)
+        replay.record_first_run(self._stage)
         change = lasting.change()
         if change is not None:
-            self._stage.keep_reason = self._stage.keep_reason or f"changes {change} which could not be put back"
+            self._stage.keep_reason = self._stage.keep_reason or f"changes {change} which could not be restored"
         if arguments.writes_captured or any(t._version != version for t, version in versions):
             self._stage.keep_reason = CHANGES_INPUT
-        if self._hides_input:
-            self._stage.keep_reason = self._stage.keep_reason or HIDES_INPUT
+        if self._holds_input:
+            self._stage.keep_reason = self._stage.keep_reason or HOLDS_UNTRACKED
         if attributes.have_history():
             replay.rewind()
             if self._count_again(function, arguments) != self._stage.saved_count:
@@ -148,7 +148,7 @@ class BlockMeter:
         del attributes, lasting  # so that the run below releases what it replaces, as in a step
         replay.rewind()
         output = self._run_plainly(function, arguments, hooks)
-        if prints != [fingerprint(t) for t in tensors_in(output)]:
+        if fingerprints != [fingerprint(t) for t in tensors_in(output)]:
             self._stage.keep_reason = self._stage.keep_reason or "does not give the same result when it is recomputed"
         replay.finish()
         return output
@@ -169,7 +169,7 @@ class BlockMeter:
         self,
         function: Callable[..., Any],
         arguments: isolated_block.Arguments,
-        waiting: Sequence[nn.Parameter],
+        pending: Sequence[nn.Parameter],
         created: Created,
         saving: Callable[[], isolated_block.Saved] | None = None,
     ) -> list[int] | None:
@@ -181,7 +181,7 @@ class BlockMeter:
         torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
         self._mark("base")
         saved = isolated_block.SavedTensors(self._device, self._block.has_own_hooks) if saving is None else saving()
-        beside = SideOutputs(self._block.parts())
+        side_outputs = SideOutputs(self._block.parts())
         with saved.recording():
             uses = _compat.storage_uses(filter(memory.has_storage, arguments.tensors))
             leaving: list[torch.Tensor | None] = []  # to the end: behind it what computed weights for the block may run
@@ -194,31 +194,31 @@ class BlockMeter:
         self._mark("forward")
         now = _compat.storage_uses(filter(memory.has_storage, arguments.tensors))
         self.held_inputs = {key for key, count in now.items() if count == float("inf") or count > uses.get(key, 0)}
-        roots = [*isolated_block.differentiable(result), *beside.tensors(result)]
-        if arguments.reach_back(roots):
+        roots = [*isolated_block.differentiable(result), *side_outputs.tensors(result)]
+        if arguments.has_earlier_nodes(roots):
             return None
         self.leaves = leaves_behind(roots)
         del roots
         torch.clear_autocast_cache()
         self._mark("saved")
-        self._added = [(ref, ref.key in saved.storages) for ref in beside.added()]
+        self._added = [(ref, ref.key in saved.storages) for ref in side_outputs.added()]
         self._stage.saved_count = saved.count
         self._is_to_take_own = isinstance(saved, isolated_block.SavedTensors) and saved.sees_own_hooks
         tensors = list(tensors_in(result))
-        self.hidden = hidden_storages(tensors).difference(self._static)
+        self.untracked = untracked_storages(tensors).difference(self._static)
         self.saved = frozenset(saved.storages)
-        held = self.saved | self.hidden
+        held = self.saved | self.untracked
         self._saved_outputs = {
             i for i, t in enumerate(tensors) if memory.has_storage(t) and _compat.storage_id(t) in held
         }
-        self._note_offloadable(saved, arguments, tensors)
-        prints = [fingerprint(t) for t in tensors]
-        made, self.arriving = beside.root(result, self.arriving)
+        self._record_offloadable(saved, arguments, tensors)
+        fingerprints = [fingerprint(t) for t in tensors]
+        made, self.arriving = side_outputs.root(result, self.arriving)
         del saved
-        handed = [*self.arriving, *layouts_of(waiting)]
+        handed = [*self.arriving, *layouts_of(pending)]
         self._handed_bytes = bytes_of(handed)
         hooks = isolated_block.Hooks(begun=lambda: self._mark("begun"))
-        root = isolated_block.sink([*made, *waiting], hooks, handed) if made else None
+        root = isolated_block.sink([*made, *pending], hooks, handed) if made else None
         refs = [(i, _compat.StorageRef(t)) for i, t in enumerate(tensors) if memory.has_storage(t)]
         del result, made, tensors
         self._held_outputs = {i for i, ref in refs if ref.alive()}
@@ -234,8 +234,8 @@ class BlockMeter:
         self._take_weight_grads()
         self._mark("after")
         there = {*self._static, *memory.storages(arguments.tensors)}
-        self._visible_bytes = sum(ref.nbytes for ref in beside.storages(there).values())
-        return prints
+        self._visible_bytes = sum(ref.nbytes for ref in side_outputs.storages(there).values())
+        return fingerprints
 
     def _take_weight_grads(self) -> None:
         """Record the gradients of parameters, each storage once, and release them."""
@@ -247,17 +247,17 @@ class BlockMeter:
                 counted |= {key} - {0}
                 parameter.grad = None
 
-    def _note_offloadable(
+    def _record_offloadable(
         self, saved: isolated_block.Saved, arguments: isolated_block.Arguments, outputs: Sequence[torch.Tensor]
     ) -> None:
         """Bytes that the executor can offload: of all saved tensors with the output, and of the output alone."""
         given = memory.storages(arguments.tensors)
         returned = {key: size for key, size in memory.storages(outputs).items() if key not in given}
         sizes = {key: size for key, size in {**saved.sizes, **returned}.items() if key not in given}
-        self._hides_input = not self.hidden.isdisjoint({*given, *returned})
+        self._holds_input = not self.untracked.isdisjoint({*given, *returned})
         plain = all(t.device == self._device and memory.can_be_offloaded(t) for t in outputs)
         plain = plain and not any(key in self._static for key in returned)
-        plain = plain and self.hidden.isdisjoint({*given, *sizes})
+        plain = plain and self.untracked.isdisjoint({*given, *sizes})
         self._stage.output_is_offloadable = plain and bool(returned)
         if plain and not saved.stays:
             self._stage.offloadable_bytes = sum(size for key, size in sizes.items() if key not in self._static)
@@ -308,12 +308,12 @@ class BlockMeter:
         there = [ref.storage() for ref, _ in self._added]
         with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
-            beside, lent = SideOutputs(self._block.parts()), arguments.lent(args, kwargs)
+            side_outputs, lent = SideOutputs(self._block.parts()), arguments.lent(args, kwargs)
             result = arguments.run(function, args, kwargs)
-        self.beside = Arrivals(beside.tensors(result))
+        self.side_output_gradients = Arrivals(side_outputs.tensors(result))
         passed = memory.storages((*arguments.tensors, *tensors_in(result)))
-        self.left = beside.storages({*passed, *self._static})
-        added = beside.added()
+        self.left = side_outputs.storages({*passed, *self._static})
+        added = side_outputs.added()
         keeps = [saves for _, saves in self._added] if len(added) == len(self._added) else [True] * len(added)
         self.added = {ref.key for ref, is_kept in zip(added, keeps, strict=True) if is_kept}
         del args, kwargs
@@ -337,15 +337,15 @@ class BlockMeter:
         stage.forward_only_rise_bytes = meter.peak(at["plain base"], at["plain end"]) - base
         left = sum(ref.nbytes for ref in self.left.values())
         bridge = meter.level(at["bridge end"]) - meter.level(at["bridge base"])  # made here, and in no training step
-        hidden = meter.level(at["plain left"]) - base - stage.output_bytes - left - bridge
-        if hidden > SLACK_BYTES:
+        untracked = meter.level(at["plain left"]) - base - stage.output_bytes - left - bridge
+        if untracked > SLACK_BYTES:
             outside = (
-                f"keeps {hidden} bytes outside what autograd saves, in attributes of custom functions or elsewhere"
+                f"keeps {untracked} bytes outside what autograd saves, in attributes of custom functions or elsewhere"
             )
             stage.keep_reason = stage.keep_reason or (OWN_HOOKS if self._is_to_take_own else outside)
             stage.offloadable_bytes = 0
         else:
-            stage.untracked_bytes = max(0, hidden)
+            stage.untracked_bytes = max(0, untracked)
 
     def read_saving(self) -> None:
         """Set the values measured by the run that saves."""
@@ -401,7 +401,7 @@ class Rewinding:
         self._buffers = [Buffers(module) for module in block.modules]
         self._borrowed = [Buffers(module) for module in block.borrowed]
 
-    def note_first_run(self, stage: StageMeasure) -> None:
+    def record_first_run(self, stage: StageMeasure) -> None:
         self._after = Randomness(self._device)
         stage.random = self._before.torch_differs(self._after)
         stage.writes_buffers = [name for buffers in self._buffers for name in buffers.written()]

@@ -128,11 +128,11 @@ def _traced(model: nn.Module, run: Callable[[], Any], parameters: Parameters, re
         handles.append(module.register_forward_pre_hook(recorder.enter(name), with_kwargs=True))
         handles.append(module.register_forward_hook(recorder.leave, with_kwargs=True, always_call=True))
     try:
-        watching = parameters.watching(recorder.note_written)
+        watching = parameters.watching(recorder.record_written)
         with (
             torch.autograd.graph.saved_tensors_hooks(*recorder.hooks),
             watching,
-            _compat.observed_compiled_calls(recorder.note_compiled),
+            _compat.observed_compiled_calls(recorder.record_compiled),
         ):
             run()
     except RuntimeError as error:
@@ -148,8 +148,8 @@ def _traced(model: nn.Module, run: Callable[[], Any], parameters: Parameters, re
 
 def _seen(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """The modules whose calls can be observed: none inside a compiled one, which is called as a whole."""
-    hidden = {id(part) for module in model.modules() for part in _compat.parts_compiled_with(module)}
-    return [(name, module) for name, module in model.named_modules() if id(module) not in hidden]
+    compiled_inner = {id(part) for module in model.modules() for part in _compat.modules_compiled_with(module)}
+    return [(name, module) for name, module in model.named_modules() if id(module) not in compiled_inner]
 
 
 class _HasBackward(Exception):
@@ -164,7 +164,7 @@ class _Recorder:
         self.casts = False
         self.compiled: list[frozenset[int]] = []
         self.saved: list[tuple[int, frozenset[int]]] = []
-        self.hooks: tuple[Any, Any] = _compat.hooks_but_on_traced(self.note_saved, self.note_read)
+        self.hooks: tuple[Any, Any] = _compat.hooks_but_on_traced(self.record_saved, self.record_read)
         self._known: set[int] = set()
         self._open: list[tuple[Call, list[tuple[torch.Tensor, int]], list[int]]] = []
 
@@ -193,13 +193,13 @@ class _Recorder:
         call.has_result = output is not None
         if any(a != b and a and b for a, b in zip(_parameter_storages(module), storages, strict=False)):
             call.wrote_parameters = True
-            self.note_written()
+            self.record_written()
         outputs = [] if call.is_transformed else [t for t in tensors_in(output) if memory.has_storage(t)]
         call.returns = self._keys(outputs)
         call.wrote_input = any(t._version != version for t, version in versions)
         call.output_requires_grad = any(t.requires_grad for t in outputs)
 
-    def note_compiled(self) -> None:
+    def record_compiled(self) -> None:
         """Record the call of a function compiled by torch.compile."""
         self.compiled.append(self._around())
 
@@ -207,12 +207,12 @@ class _Recorder:
         """The modules that are running."""
         return frozenset(id(call.module) for call, _, _ in self._open)
 
-    def note_written(self) -> None:
+    def record_written(self) -> None:
         """Record a write to a parameter."""
         for call, _, _ in self._open:
             call.wrote_parameters = True
 
-    def note_saved(self, tensor: torch.Tensor) -> Any:
+    def record_saved(self, tensor: torch.Tensor) -> Any:
         """Called with each tensor that autograd would save."""
         if _compat.transforms_are_active():
             self.refuse_transform()
@@ -223,7 +223,7 @@ class _Recorder:
                 call.saves |= saved
         return (tensor.detach(), [call for call, _, _ in self._open]) if self._saves else None
 
-    def note_read(self, packed: Any) -> torch.Tensor:
+    def record_read(self, packed: Any) -> torch.Tensor:
         """Called when autograd reads a saved tensor before the forward has ended.
 
         The innermost call that contains both the saving and the reading contains the backward.

@@ -25,7 +25,7 @@ from ..rerun_state.module_state import OF_EVERY_MODULE
 from ..rerun_state.parametrized import cached_weights
 
 
-def reaches_back(tensors: Iterable[torch.Tensor], since: int) -> bool:
+def has_earlier_nodes(tensors: Iterable[torch.Tensor], since: int) -> bool:
     """Whether a backward from these outputs reaches functions that ran before a mark, leaves not counted."""
     waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
     seen: set[Any] = {None}

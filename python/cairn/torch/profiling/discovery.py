@@ -35,7 +35,7 @@ def skipped_layers(model: nn.Module, observed: Trace) -> list[str]:
     return skipped
 
 
-def skipping_parts(model: nn.Module, observed: Trace) -> list[str]:
+def modules_that_skip(model: nn.Module, observed: Trace) -> list[str]:
     """Modules that did not call a submodule which others of their class called, as with a dropped residual branch."""
     called = {id(call.module) for call in observed.calls}
     ran = [(name, module) for name, module in model.named_modules() if id(module) in called]
@@ -86,7 +86,7 @@ def whole_if_better(model: nn.Module, observed: Trace, blocks: Sequence[Block], 
     modules = [module for block in blocks for module in block.modules]
     by_hand = not _hugging_face_layers(model, observed) and not skipped_layers(model, observed)
     fits = 2 * observed.saved_bytes([whole]) <= room_bytes
-    if fits and by_hand and not observed.compiled and _is_mostly_beside(whole, modules, observed):
+    if fits and by_hand and not observed.compiled and _is_mostly_between(whole, modules, observed):
         return _in_call_order(model, observed, [whole])
     return []
 
@@ -154,7 +154,7 @@ def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iter
         yield from _opened(module, called, observed)
         return
     containers = [(child, list(_in_containers(child, called, observed))) for child in module.children()]
-    whole = {id(child) for child, parts in containers if parts and _is_mostly_beside(child, parts, observed)}
+    whole = {id(child) for child, parts in containers if parts and _is_mostly_between(child, parts, observed)}
     for child, parts in containers:
         if parts and id(child) not in whole:
             yield from parts
@@ -165,7 +165,7 @@ def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iter
 HALF = 0.52  # a half, and the small tensors that normalizations save in addition to their inputs
 
 
-def _is_mostly_beside(module: nn.Module, children: Sequence[nn.Module], observed: Trace) -> bool:
+def _is_mostly_between(module: nn.Module, children: Sequence[nn.Module], observed: Trace) -> bool:
     """Whether a module can be a block, and recomputing these submodules restores less than half of what it saves.
 
     Examples are a residual block whose container is only a projection, or layers with functions between them.

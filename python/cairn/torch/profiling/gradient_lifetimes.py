@@ -36,4 +36,7 @@ def count(stages: Sequence[StageMeasure], created: Sequence[int], accumulated: S
         stage.weight_grad_bytes += raised[place]
         stage.accumulated_weight_grad_bytes += raised_adding[place]
         if place:
-            stage.waiting_bytes, stage.accumulated_waiting_bytes = waiting[place - 1], waiting_adding[place - 1]
+            stage.pending_grad_bytes, stage.accumulated_pending_grad_bytes = (
+                waiting[place - 1],
+                waiting_adding[place - 1],
+            )

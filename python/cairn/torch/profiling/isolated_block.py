@@ -29,7 +29,7 @@ from ..base.errors import Unsupported
 from ..base.layouts import Layouts, layouts_of, made, saving_nothing
 from ..base.tree import Tree, children, fill, tensors_in
 from ..rerun_state.kv_caches import own_caches
-from .captured_inputs import InputFinder, Replacing, reaches_back
+from .captured_inputs import InputFinder, Replacing, has_earlier_nodes
 
 
 @dataclasses.dataclass
@@ -163,9 +163,9 @@ class Arguments:
         self.writes_captured |= replacing.wrote()
         return replacing.given(result)
 
-    def reach_back(self, tensors: Iterable[torch.Tensor]) -> bool:
+    def has_earlier_nodes(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether a backward from the outputs of a run reaches functions from before the block."""
-        return reaches_back(tensors, self._since)
+        return has_earlier_nodes(tensors, self._since)
 
     def capture(self, function: Callable[..., Any]) -> None:
         """Run the block, and take its captured inputs for inputs."""

@@ -12,12 +12,12 @@ import functools
 from collections.abc import Mapping, Sequence, Set
 
 from ..base.layouts import bytes_of, without_waiting
-from ..base.stage_measure import HIDDEN_BEHIND, IN_ATTRIBUTES, LEFT_BESIDE, SLACK_BYTES, StageMeasure
+from ..base.stage_measure import IN_ATTRIBUTES, RETURNS_UNTRACKED, SIDE_OUTPUTS, SLACK_BYTES, StageMeasure
 from ..base.stages import shown
 from . import gradient_lifetimes
 from .block_meter import peak_without
 from .cast_copies import Copies
-from .parameter_users import UsedOutside
+from .parameter_users import UsedByModel
 from .step_recording import StepRecording
 from .step_records import LOSS_BYTES, BlockRun, Moment, Segment, StepMeasure, bytes_in, is_settled
 
@@ -33,7 +33,7 @@ class MemoryPass(StepRecording):
     def _evaluate(self) -> StepMeasure:
         for measured in self._runs:
             measured.alone.read()
-            measured.arriving = [*measured.arriving, *measured.alone.beside.layouts]
+            measured.arriving = [*measured.arriving, *measured.alone.side_output_gradients.layouts]
         self._find_main_inputs()
         for before, behind in zip(self._segments, self._runs, strict=False):
             if before.backward_begin is not None:
@@ -46,14 +46,14 @@ class MemoryPass(StepRecording):
             run = self._runs[index] if index < len(self._runs) else None
             main = run.main if run is not None else {}
             is_stage = self._is_stage(index, segment, main)
-            surroundings.append(self._outside_stage(index, segment, main) if is_stage else None)
+            surroundings.append(self._segment_stage(index, segment, main) if is_stage else None)
             stages += [stage for stage in surroundings[-1:] if stage is not None]
             if run is not None:
                 self._finish_block(index, run)
-                self._keep_hidden(run, self._runs[:index])
+                self._keep_untracked(run, self._runs[:index])
                 stages.append(run.stage)
         self._count_rises_between(surroundings)
-        self._count_waiting(surroundings)
+        self._count_pending_grads(surroundings)
         pinned: dict[str, int] = {}
         for run in self._runs:  # a block that runs twice has two outputs
             if size := bytes_in(run, run.pinned):
@@ -61,14 +61,14 @@ class MemoryPass(StepRecording):
                 pinned[output] = pinned.get(output, 0) + size
         kept = self._kept_bytes + sum(run.alone.kept_bytes for run in self._runs)
         if left := kept + sum(run.left_bytes + run.stage.leftover_bytes for run in self._runs):
-            pinned[LEFT_BESIDE] = left
+            pinned[SIDE_OUTPUTS] = left
         if (others := self._attribute_bytes - left) > SLACK_BYTES:
             pinned[IN_ATTRIBUTES] = others
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
         input_grad = self._runs[0].alone.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0
-        used = self._used_outside()
-        settled = all(map(is_settled, self._runs)) and used == self._owners.outside
+        used = self._used_by_model()
+        settled = all(map(is_settled, self._runs)) and used == self._parameter_users.used_by_model
         self._pass_layouts_on()
         arriving = {(run.stage.name, run.stage.call): run.arriving for run in self._runs}
         blocks = [run.stage for run in self._runs]
@@ -76,11 +76,11 @@ class MemoryPass(StepRecording):
             stages, pinned, blocks, input_grad, surroundings, arriving, settled, used, self._meter.excess
         )
 
-    def _used_outside(self) -> UsedOutside:
+    def _used_by_model(self) -> UsedByModel:
         """Which parameters of blocks were used outside of blocks."""
         places = {key: place for key, place in self._reached.items() if key not in self._left}
         unused = {(run.stage.name, run.stage.call, key) for run in self._runs for key in run.unused & places.keys()}
-        return UsedOutside(places, unused)
+        return UsedByModel(places, unused)
 
     def _pass_layouts_on(self) -> None:
         """Predicts layouts for the next pass, through blocks that hand on their gradient (residual streams)."""
@@ -106,14 +106,14 @@ class MemoryPass(StepRecording):
         """The outputs of blocks that are resident to the end of the step."""
         return {key for run in self._runs for key in run.pinned}
 
-    def _outside_bytes(self, moment: Moment) -> int:
+    def _segment_bytes(self, moment: Moment) -> int:
         return self._meter.level(moment.mark) - moment.outputs_bytes - moment.grads_bytes
 
     def _growth(self, segment: Segment) -> int:
         """Bytes that the forward of a segment adds, less those that it replaces."""
         begin, end = segment.begin, segment.end
         assert end is not None
-        return self._outside_bytes(end) - self._outside_bytes(begin) - (end.replaced_bytes - begin.replaced_bytes)
+        return self._segment_bytes(end) - self._segment_bytes(begin) - (end.replaced_bytes - begin.replaced_bytes)
 
     def _is_stage(self, index: int, segment: Segment, main: dict[int, int]) -> bool:
         if index == len(self._runs):
@@ -138,11 +138,15 @@ class MemoryPass(StepRecording):
 
     def _has_others_backward(self, index: int) -> bool:
         """Whether the backward of a segment includes that of side outputs of the next block, which counts there."""
-        return any(layout is not None for run in self._runs[index : index + 1] for layout in run.alone.beside.layouts)
+        return any(
+            layout is not None
+            for run in self._runs[index : index + 1]
+            for layout in run.alone.side_output_gradients.layouts
+        )
 
-    def _outside_stage(self, index: int, segment: Segment, main: dict[int, int]) -> StageMeasure:
+    def _segment_stage(self, index: int, segment: Segment, main: dict[int, int]) -> StageMeasure:
         assert segment.end is not None
-        stage = StageMeasure(self._outside_name(index), "outside", keep_reason="outside blocks")
+        stage = StageMeasure(self._segment_name(index), "outside", keep_reason="outside blocks")
         before = self._runs[index - 1 : index] if index else []
         made = sum(max(0, n - segment.replacing.get(key, 0)) for key, n in main.items() if key not in self._known)
         viewed = sum(
@@ -155,7 +159,7 @@ class MemoryPass(StepRecording):
         segment.saved_bytes = max(growth - copies.unsaved_bytes, made, 0)
         stage.saved_bytes = segment.saved_bytes + viewed
         left = sum(bytes_in(run, self._left_by(run)) for run in before)  # counted here, not in the block
-        self._read_outside_forward(index, segment, stage)
+        self._read_segment_forward(index, segment, stage)
         stage.forward_rise_bytes += left
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
         if index < len(self._runs):
@@ -163,7 +167,7 @@ class MemoryPass(StepRecording):
         else:
             stage.held_bytes = sum(size for key, size in self._held.items() if key not in self._known)
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
-        self._read_outside_backward(segment, stage)
+        self._read_segment_backward(segment, stage)
         stage.saved_bytes += sum(bytes_in(run, self._left_by(run) & (self._lasting - run.viewed)) for run in before)
         return stage
 
@@ -186,7 +190,7 @@ class MemoryPass(StepRecording):
         """The outputs that the block saves itself, and that the segment behind holds or hands on."""
         return run.saved_outputs & (self._lasting | run.viewed)
 
-    def _read_outside_forward(self, index: int, segment: Segment, stage: StageMeasure) -> None:
+    def _read_segment_forward(self, index: int, segment: Segment, stage: StageMeasure) -> None:
         """Reads the peak of a segment's forward above the level that the chain has when it begins.
 
         The level counts these outputs of earlier blocks:
@@ -252,11 +256,11 @@ class MemoryPass(StepRecording):
             makers |= dict.fromkeys(left - self._lasting - self._pinned, shown(run.stage.name, run.stage.call))
         return makers
 
-    def _read_outside_backward(self, segment: Segment, stage: StageMeasure) -> None:
+    def _read_segment_backward(self, segment: Segment, stage: StageMeasure) -> None:
         begin, end, meter = segment.backward_begin, segment.backward_end, self._meter
         if begin is None or end is None or end.mark < begin.mark:
             return
-        base = self._outside_bytes(begin) + begin.outputs_bytes + stage.grad_bytes
+        base = self._segment_bytes(begin) + begin.outputs_bytes + stage.grad_bytes
         created, accumulated = self._going_in(begin, end)
         saved = {key for run in self._runs for key in run.saved_outputs}
         gone = [(self._gone.get(key, 0), -size) for key, size in begin.outputs.items() if key in saved]
@@ -302,7 +306,7 @@ class MemoryPass(StepRecording):
         before.between_backward_rise_bytes = max(0, rise - made_bytes)
         before.accumulated_between_backward_rise_bytes = max(0, rise_adding - made_bytes)
 
-    def _count_waiting(self, surroundings: Sequence[StageMeasure | None]) -> None:
+    def _count_pending_grads(self, surroundings: Sequence[StageMeasure | None]) -> None:
         """Counts gradients that wait for others. A segment that is no stage counts with the block behind it."""
         changes: list[tuple[StageMeasure, int, int]] = []
         for index, (segment, outside) in enumerate(zip(self._segments, surroundings, strict=True)):
@@ -324,7 +328,7 @@ class MemoryPass(StepRecording):
         begin, end = segment.backward_begin, segment.backward_end
         if begin is None or end is None or end.mark < begin.mark:
             return 0, 0
-        change = self._outside_bytes(end) - self._outside_bytes(begin) + segment.saved_bytes
+        change = self._segment_bytes(end) - self._segment_bytes(begin) + segment.saved_bytes
         created, accumulated = self._going_in(begin, end)
         return change - sum(size for _, size in created), change - sum(size for _, size in accumulated)
 
@@ -342,9 +346,9 @@ class MemoryPass(StepRecording):
         before, after = self._segments[index].backward_begin, self._segments[index + 1].backward_end
         if before is None or after is None:
             return 0
-        return self._outside_bytes(before) - self._outside_bytes(after)
+        return self._segment_bytes(before) - self._segment_bytes(after)
 
-    def _outside_name(self, index: int) -> str:
+    def _segment_name(self, index: int) -> str:
         if not self._runs:
             return "the model"
         if index == 0:
@@ -409,9 +413,9 @@ class MemoryPass(StepRecording):
         chained = following.alone.grad_bytes(read)
         return max(chained, min(run.stage.grad_bytes, chained + others))
 
-    def _keep_hidden(self, run: BlockRun, before: Sequence[BlockRun]) -> None:
+    def _keep_untracked(self, run: BlockRun, before: Sequence[BlockRun]) -> None:
         """Marks blocks as kept whose output a later block holds outside autograd: no plan can drop or offload it."""
         for earlier in before:
-            if bytes_in(earlier, run.alone.hidden):
-                earlier.stage.keep_reason = earlier.stage.keep_reason or HIDDEN_BEHIND
+            if bytes_in(earlier, run.alone.untracked):
+                earlier.stage.keep_reason = earlier.stage.keep_reason or RETURNS_UNTRACKED
                 earlier.stage.offloadable_bytes, earlier.stage.output_is_offloadable = 0, False

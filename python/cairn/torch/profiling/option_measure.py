@@ -32,7 +32,7 @@ from .block_meter import captured_by, parameters_of
 from .option_meter import Metered, following
 from .option_proofs import LEAST_BYTES, OptionTimes, Proofs
 from .option_runs import BlockRuns
-from .parameter_users import Owners
+from .parameter_users import ParameterUsers
 from .sample import Sample, backward_of
 from .side_outputs import collecting_apart
 from .step_records import StepMeasure
@@ -45,10 +45,15 @@ class OptionPass:
     """One forward of the model in which one block of each kind is recorded; see the top of this file."""
 
     def __init__(
-        self, sample: Sample, blocks: Sequence[Block], measured: StepMeasure, owners: Owners, device: torch.device
+        self,
+        sample: Sample,
+        blocks: Sequence[Block],
+        measured: StepMeasure,
+        parameter_users: ParameterUsers,
+        device: torch.device,
     ) -> None:
         self._sample, self._blocks, self._measured = sample, blocks, measured
-        self._owners, self._device = owners, device
+        self._parameter_users, self._device = parameter_users, device
         self._measured_kinds: dict[Any, _Opening] = {}
         self._index = 0
         self._calls: dict[int, int] = {}
@@ -71,7 +76,7 @@ class OptionPass:
         arguments = isolated_block.Arguments(args, kwargs, block)
         if stage.captured:
             captured_by(block, function, arguments, self._device)
-        if stage.may_be_opened:
+        if stage.may_be_selective:
             with collecting_apart():
                 self._look_into(stage, block, call, function, arguments)
         with arguments.saving_nothing():
@@ -104,8 +109,8 @@ class OptionPass:
             graph = run.recorded(saving=False)
             kind = (stage.signature(), graph.digest(), graph.closed)
             if kind not in self._measured_kinds:
-                run.waiting = self._owners.waiting(block, call)
-                run.shared = {id(p) for p in parameters_of(block) if self._owners.is_shared(p)}
+                run.pending = self._parameter_users.with_pending_gradients(block, call)
+                run.shared = {id(p) for p in parameters_of(block) if self._parameter_users.is_shared(p)}
                 self._measured_kinds[kind] = _Opening(run, stage, graph, self._part_bytes, self._sample.reporter)
         self._measured_kinds[kind].describe(stage)
 
@@ -175,11 +180,11 @@ def _option(
 ) -> OptionMeasure:
     """The stage with an option of selective recomputation. Buffers, `copied_bytes`, are copied before it first runs."""
     recipe, took = proved
-    option_alone = option_beside(stage, everything[0], measured[0], took, recipe.decisions, _described(recipe))
+    option_alone = option_relative_to(stage, everything[0], measured[0], took, recipe.decisions, _described(recipe))
     return dataclasses.replace(option_alone, forward_rise_bytes=option_alone.forward_rise_bytes + copied_bytes)
 
 
-def option_beside(
+def option_relative_to(
     stage: StageMeasure, base: StageMeasure, alone: StageMeasure, took: OptionTimes, decisions: str, recomputes: str
 ) -> OptionMeasure:
     """The stage with an option: its measured values, changed by the difference of `alone` to `base`.

@@ -38,7 +38,7 @@ class Metered:
         alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
         try:
             with meter:
-                alone.run_saving(run.function, run.arguments, run.waiting, created, saved)
+                alone.run_saving(run.function, run.arguments, run.pending, created, saved)
         finally:
             for handle in handles:
                 handle.remove()

@@ -36,7 +36,7 @@ class BlockRuns:
     ) -> None:
         self.block, self.function, self.arguments, self.device = block, function, arguments, device
         self.arriving = arriving  # layouts of the gradients of outputs and side outputs
-        self.waiting: Sequence[torch.nn.Parameter] = ()  # that have a gradient when the block's own arrives
+        self.pending: Sequence[torch.nn.Parameter] = ()  # that have a gradient when the block's own arrives
         self.shared: Set[int] = frozenset()  # the identities of parameters whose gradients wait for others
         self.devices = (device,) if with_generator(device) else ()
         self._rewinding = Rewinding(block, device)
@@ -63,7 +63,11 @@ class BlockRuns:
     def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
         """The operations of a run; with `saving` also a backward, which records the order of reads of saved tensors."""
         self.rewind()
-        constants, buffers, beside = Constants(self.block.parts()), self.buffers(), SideOutputs(self.block.parts())
+        constants, buffers, side_outputs = (
+            Constants(self.block.parts()),
+            self.buffers(),
+            SideOutputs(self.block.parts()),
+        )
         args, kwargs = self.arguments.source(isolated_block.Hooks())
         leaves, parts = Tree.of((args, kwargs)).leaves, self.block.parts()
         recorder = BlockRecorder(leaves, self.parameters(), self.buffers(), parts, timed=self.device)
@@ -97,7 +101,7 @@ class BlockRuns:
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
             graph.closed = graph.closed or "puts other tensors in the place of its buffers"
         if saving and not graph.closed:
-            self.backward(*beside.root(result, self.arriving))
+            self.backward(*side_outputs.root(result, self.arriving))
         torch.clear_autocast_cache()
         return graph
 

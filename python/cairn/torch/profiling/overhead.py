@@ -30,7 +30,7 @@ from ..rerun_state.rng_and_autocast import RandomState, no_autocast
 from ..runtime.executor import Executor
 from ..selective.block_graph import BlockGraph
 from ..selective.block_options import choices
-from ..selective.block_runs import Inside
+from ..selective.block_runs import SelectiveOptions
 from ..selective.graph_recorder import BlockRecorder
 from ..selective.recompute import Recipe, TensorRecompute, compile_recipe
 
@@ -64,8 +64,8 @@ class _Layer(nn.Module):
 class Cost:
     """Overhead in nanoseconds: of recomputing a whole block once, and of selective recomputation."""
 
-    again_ns: float  # a block
-    again_saved_ns: float  # and each tensor that it saves
+    recompute_overhead_ns: float  # a block
+    recompute_overhead_saved_ns: float  # and each tensor that it saves
     buffer_ns: float  # and each buffer that it has
     part_ns: float
     part_saved_ns: float
@@ -74,7 +74,9 @@ class Cost:
     def of(self, block: Block, saved_count: int) -> int:
         """The overhead of recomputing a block that saves so many tensors."""
         buffers = sum(len(part._buffers) for part in block.parts())
-        return round(self.again_ns + self.again_saved_ns * saved_count + self.buffer_ns * buffers)
+        return round(
+            self.recompute_overhead_ns + self.recompute_overhead_saved_ns * saved_count + self.buffer_ns * buffers
+        )
 
     def of_part(self, saved_count: int) -> int:
         """The overhead of selective recomputation in a block's forward."""
@@ -96,10 +98,12 @@ def cost() -> Cost:
     with torch.enable_grad(), no_autocast(("cpu",)), torch.random.fork_rng(devices=[]), _one_thread():
         small, large = (_Measured(lambda size=size: _Layer(size)) for size in SIZES)  # type: ignore[misc]
         buffered = _Measured(lambda: _Layer(SIZES[0], BUFFERS))
-    again_ns, again_saved_ns = _line(small, large, "again_ns")
+    recompute_overhead_ns, recompute_overhead_saved_ns = _line(small, large, "recompute_overhead_ns")
     part_ns, part_saved_ns = _line(small, large, "part_ns")
-    buffer_ns = max(0.0, buffered.again_ns - small.again_ns) / BUFFERS
-    return Cost(again_ns, again_saved_ns, buffer_ns, part_ns, part_saved_ns, large.recomputed_ns)
+    buffer_ns = max(0.0, buffered.recompute_overhead_ns - small.recompute_overhead_ns) / BUFFERS
+    return Cost(
+        recompute_overhead_ns, recompute_overhead_saved_ns, buffer_ns, part_ns, part_saved_ns, large.recomputed_ns
+    )
 
 
 @contextlib.contextmanager
@@ -132,12 +136,12 @@ class _Measured:
         self.saved_count = len(graph.packs)
         kept, dropped = KEEP * self.saved_count, choices(graph)[-1].decisions
         draws = tuple(sorted({op.packs_before for op in graph.operations if op.random}))
-        inside = Inside(graph.digest(), tuple(alone.asked), draws, (kept, kept, dropped))
+        inside = SelectiveOptions(graph.digest(), tuple(alone.asked), draws, (kept, kept, dropped))
         taken = self._medians(
             {"again": self._again(), "kept": self._in_part(inside, 1), "dropped": self._in_part(inside, 2)}
         )
         plain = taken["plain"]
-        self.again_ns = max(0.0, taken["again"] - plain - taken["forward"]) / BLOCKS
+        self.recompute_overhead_ns = max(0.0, taken["again"] - plain - taken["forward"]) / BLOCKS
         self.part_ns = max(0.0, taken["kept"] - plain) / BLOCKS
         recomputing = (taken["dropped"] - taken["kept"]) / BLOCKS - alone.recomputing_ns(dropped)
         self.recomputed_ns = max(0.0, recomputing) / sum(letter != KEEP for letter in dropped)
@@ -149,11 +153,11 @@ class _Measured:
         ops += [op for s in reversed(numbers) for op in (("forward_save", s), ("backward", s))]
         return Executor(self._model, self._stages(), ops)
 
-    def _in_part(self, inside: Inside, option: int) -> Executor:
+    def _in_part(self, options: SelectiveOptions, option: int) -> Executor:
         numbers = range(1, BLOCKS + 1)
         ops: list[tuple[Any, ...]] = [("forward_save", s, option) for s in numbers]
         ops += [("backward", s) for s in reversed(numbers)]
-        return Executor(self._model, self._stages(), ops, inside=dict.fromkeys(numbers, inside))
+        return Executor(self._model, self._stages(), ops, selective=dict.fromkeys(numbers, options))
 
     def _stages(self) -> list[StageRef]:
         return [StageRef(BLOCK, str(index)) for index in range(BLOCKS)]

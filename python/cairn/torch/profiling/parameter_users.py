@@ -13,7 +13,7 @@ from .block_meter import parameters_of
 
 
 @dataclasses.dataclass(frozen=True)
-class UsedOutside:
+class UsedByModel:
     """Parameters of blocks that the model itself uses.
 
     places: by the identity of each, the number of calls of blocks before this use in the forward; the gradients of
@@ -26,15 +26,15 @@ class UsedOutside:
     unused: Set[tuple[str, int, int]] = frozenset()
 
 
-class Owners:
+class ParameterUsers:
     """The stages that use each parameter; gradients of parameters with several users wait for each other in autograd.
 
-    order: the blocks, in the order of their calls. outside: the parameters of blocks that the model itself uses.
+    order: the blocks, in the order of their calls. used_by_model: the parameters of blocks that the model itself uses.
     """
 
-    def __init__(self, order: Sequence[Block], outside: UsedOutside) -> None:
-        self.outside = outside
-        self._used_outside = outside.places
+    def __init__(self, order: Sequence[Block], used_by_model: UsedByModel) -> None:
+        self.used_by_model = used_by_model
+        self._used_by_model = used_by_model.places
         self._in_blocks: set[int] = set()
         self._users: dict[int, list[int]] = {}  # by parameter, the places of the calls that use it
         self._places: dict[tuple[int, int], int] = {}  # of calls of blocks
@@ -45,7 +45,7 @@ class Owners:
             self._places[id(block), call] = place
             for p in parameters_of(block):
                 self._in_blocks.add(id(p))
-                if (block.name, call, id(p)) not in outside.unused:
+                if (block.name, call, id(p)) not in used_by_model.unused:
                     self._users.setdefault(id(p), []).append(place)
 
     def is_in_blocks(self, parameter: torch.Tensor) -> bool:
@@ -58,22 +58,22 @@ class Owners:
 
     def is_shared(self, parameter: torch.Tensor) -> bool:
         """Whether several stages use a parameter."""
-        return len(self._users.get(id(parameter), ())) + (id(parameter) in self._used_outside) > 1
+        return len(self._users.get(id(parameter), ())) + (id(parameter) in self._used_by_model) > 1
 
-    def waiting(self, block: Block, call: int) -> list[nn.Parameter]:
+    def with_pending_gradients(self, block: Block, call: int) -> list[nn.Parameter]:
         """Parameters of a block that a later stage uses too, so that a gradient exists when the block's own arrives."""
         place = self._places.get((id(block), call), 0)
 
         def used_later(p: nn.Parameter) -> bool:
-            return place < self._used_outside.get(id(p), 0) or place != self._users.get(id(p), [place])[-1]
+            return place < self._used_by_model.get(id(p), 0) or place != self._users.get(id(p), [place])[-1]
 
         return [p for p in parameters_of(block) if p.requires_grad and self.is_shared(p) and used_later(p)]
 
-    def ends_wait(self, parameter: nn.Parameter, block: Block, call: int) -> bool:
+    def ends_pending(self, parameter: nn.Parameter, block: Block, call: int) -> bool:
         """Whether no earlier stage uses a parameter of a block that several use: none of its gradients waits longer."""
         place = self._places.get((id(block), call), 0)
         is_first = place == self._users.get(id(parameter), [place])[0]
-        return self.is_shared(parameter) and is_first and self._used_outside.get(id(parameter), place + 1) > place
+        return self.is_shared(parameter) and is_first and self._used_by_model.get(id(parameter), place + 1) > place
 
     def come_before(self, parameter: torch.Tensor, place: int) -> tuple[int, int]:
         """How many of the blocks' gradients of a parameter come before what comes outside of them at a place, and how

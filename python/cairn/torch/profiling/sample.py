@@ -16,12 +16,12 @@ from ..base.errors import Unsupported
 from ..base.layouts import saving_nothing
 from ..base.progress import ProgressReporter
 from ..base.tree import Tree, tensors_in
-from ..head.replacements import Outside, Replaced
+from ..head.replacements import Replaced, Replacements
 from ..rerun_state.attributes import restored_attributes
-from ..rerun_state.external_modules import Leaves, outsiders
-from ..rerun_state.hook_closures import brought_by
+from ..rerun_state.external_modules import Leaves, external_modules_of
+from ..rerun_state.hook_closures import captured_values
 from ..rerun_state.kv_caches import own_caches
-from ..rerun_state.preserve import Parameters, Randomness, untouched
+from ..rerun_state.preserve import Parameters, Randomness, preserved
 from ..rerun_state.step_attributes import StepAttributes
 from . import isolated_block
 
@@ -57,10 +57,10 @@ class Sample:
         self.has_no_loss = False
         self.reporter = ProgressReporter()  # of the pass that runs it
         #: modules that are no part of the model and that the step uses
-        self.others = outsiders(model, loss_fn, self._call.opaque)
+        self.others = external_modules_of(model, loss_fn, self._call.opaque)
         self._leaves = Leaves(model, self._tensors)
         self.attributes = StepAttributes([*model.modules(), *self.others])
-        self.replaced = Replaced(model, Outside())
+        self.replaced = Replaced(model, Replacements())
         self._random: Randomness | None = None
 
     @property
@@ -105,9 +105,9 @@ class Sample:
             return self.model(*args, **kwargs)
 
     @contextlib.contextmanager
-    def untouched(self, device: torch.device) -> Iterator[Parameters]:
-        """`preserve.untouched` of the model, and of all other modules that its step and its loss use."""
-        with untouched(self.model, device, self.attributes, self.others) as parameters:
+    def preserved(self, device: torch.device) -> Iterator[Parameters]:
+        """`preserve.preserved` of the model, and of all other modules that its step and its loss use."""
+        with preserved(self.model, device, self.attributes, self.others) as parameters:
             try:
                 yield parameters
             finally:
@@ -186,7 +186,7 @@ class Sample:
 
     def static_tensors(self) -> list[torch.Tensor]:
         """The caller's tensors: the arguments, and those that the loss function holds."""
-        return list(tensors_in((self.args, self.kwargs, list(brought_by(self.loss_fn)))))
+        return list(tensors_in((self.args, self.kwargs, list(captured_values(self.loss_fn)))))
 
 
 def _own(tensor: torch.Tensor) -> torch.Tensor:

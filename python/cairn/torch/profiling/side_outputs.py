@@ -65,14 +65,14 @@ class SideOutputs:
         """The attributes of modules and of objects in them, and the dicts among them, each by its place."""
         seen: set[int] = set()
         for part in self._parts:
-            yield from _names_in(vars(part), (id(part),), seen, _HIDDEN)
+            yield from _names_in(vars(part), (id(part),), seen, _IGNORED)
         for module, name, value in reached(self._parts):
             names = vars(value) if isinstance(value, nn.Module) else {name: value}
             yield from _names_in(names, (id(module), "at hand"), seen)
 
     def _tensors(self) -> list[torch.Tensor]:
         at_hand = (value for _, _, value in reached(self._parts))
-        attributes = [value for part in self._parts for _, value in _items_of(vars(part), _HIDDEN)]
+        attributes = [value for part in self._parts for _, value in _items_of(vars(part), _IGNORED)]
         weights = list(cached_weights(self._parts).values())
         tensors = unique_tensors_in(
             [*attributes, *map(own_names, attributes), *map(_filled, at_hand), _collected(), weights]
@@ -93,24 +93,24 @@ class SideOutputs:
 
 
 #: The attributes of modules that have no tensors.
-_HIDDEN = OF_EVERY_MODULE - {"_parameters", "_buffers"}
+_IGNORED = OF_EVERY_MODULE - {"_parameters", "_buffers"}
 
 
 def _names_in(
-    names: dict[Any, Any], place: tuple[Any, ...], seen: set[int], hidden: frozenset[str] = frozenset()
+    names: dict[Any, Any], place: tuple[Any, ...], seen: set[int], ignored: frozenset[str] = frozenset()
 ) -> Iterator[tuple[Any, dict[Any, Any]]]:
-    """The names at a place, and those of dicts and objects among their values, each once; hidden names are left out."""
+    """The names at a place, and those of dicts and objects among their values, each once; without ignored ones."""
     yield place, names
     seen.add(id(names))
-    for name, value in _items_of(names, hidden) if len(place) <= NESTED and len(names) <= MANY else ():
+    for name, value in _items_of(names, ignored) if len(place) <= NESTED and len(names) <= MANY else ():
         inner = value if isinstance(value, dict) else own_names(value)
         if isinstance(inner, dict) and id(inner) not in seen:
             yield from _names_in(inner, (*place, name), seen)
 
 
-def _items_of(names: dict[Any, Any], hidden: frozenset[str]) -> list[tuple[Any, Any]]:
+def _items_of(names: dict[Any, Any], ignored: frozenset[str]) -> list[tuple[Any, Any]]:
     """The values that may contain a tensor, which are few."""
-    return [(name, value) for name, value in list(names.items()) if type(value) not in ATOMS and name not in hidden]
+    return [(name, value) for name, value in list(names.items()) if type(value) not in ATOMS and name not in ignored]
 
 
 def _filled(value: Any) -> Any:

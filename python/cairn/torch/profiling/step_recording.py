@@ -32,7 +32,7 @@ from ..rerun_state.sharded import shard_bytes
 from . import isolated_block
 from .block_meter import BlockMeter, Created, parameters_of
 from .cast_copies import Copies
-from .parameter_users import Owners
+from .parameter_users import ParameterUsers
 from .sample import Sample, backward_of
 from .side_outputs import SideOutputs
 from .step_records import (
@@ -55,12 +55,12 @@ class StepRecording:
         self,
         sample: Sample,
         blocks: Sequence[Block],
-        owners: Owners,
+        parameter_users: ParameterUsers,
         device: torch.device,
         arriving: Arriving | None = None,
         copies: Sequence[Copies] = (),
     ) -> None:
-        self._sample, self._blocks, self._owners, self._device = sample, blocks, owners, device
+        self._sample, self._blocks, self._parameter_users, self._device = sample, blocks, parameter_users, device
         self._arriving, self._copies = arriving or {}, copies
         self._meter = memory.meter_for(device)
         self._there = static_storages(sample)  # references, so that no new storage gets the identity of a freed one
@@ -127,16 +127,16 @@ class StepRecording:
         self._segments[-1].end = self._moment()
 
     def _accumulated(self, parameter: torch.Tensor) -> None:
-        is_shared = self._owners.is_shared(parameter)
-        if self._is_backward and self._owners.is_in_blocks(parameter):
+        is_shared = self._parameter_users.is_shared(parameter)
+        if self._is_backward and self._parameter_users.is_in_blocks(parameter):
             self._reached[id(parameter)] = self._place
-            if self._owners.is_used_in_blocks(parameter) and not is_shared:
+            if self._parameter_users.is_used_in_blocks(parameter) and not is_shared:
                 parameter.grad = None  # the gradient of a side output is counted where the block runs alone
         if parameter.grad is not None and not is_shared:
             self._created.note(parameter.grad)
         elif parameter.grad is not None and self._is_backward:
             size = memory.storage_bytes(parameter.grad)
-            first, after = self._owners.come_before(parameter, self._place)
+            first, after = self._parameter_users.come_before(parameter, self._place)
             if first:
                 self._added.append((self._meter.mark(), size, size if after else 2 * size))
 
@@ -144,21 +144,21 @@ class StepRecording:
         self._segments.append(Segment(self._moment()))
         with intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
             output, loss = self._sample.forward(self._returned)
-        self._note_held(False)
+        self._record_held(False)
         self._end_segment()
         self._keep_overwritten()
         for run in self._runs:
             if run.chained_to:
                 run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
         self._held = memory.storages(tensors_in((output, loss)))
-        left = self._note_left()
+        left = self._record_left()
         torch.clear_autocast_cache()
         self._segments[-1].backward_begin = self._moment()
         self._place = len(self._runs)
-        self._is_backward, beside = True, SideOutputs(list(self._sample.model.modules()))
+        self._is_backward, side_outputs = True, SideOutputs(list(self._sample.model.modules()))
         backward_of(output, loss)
         self._segments[0].backward_end = self._moment()
-        self._kept_bytes = sum(ref.nbytes for ref in beside.storages(self._static).values())
+        self._kept_bytes = sum(ref.nbytes for ref in side_outputs.storages(self._static).values())
         del output, loss, left
         for parameter in self._sample.model.parameters():
             parameter.grad = None
@@ -181,14 +181,14 @@ class StepRecording:
         state = Randomness(self._device).torch_fingerprint()
         stage.random_state_is_new, self._random_state = state != self._random_state, state
         alone = BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static)
-        hooks, shared = isolated_block.Hooks(), self._owners.waiting(block, call)
+        hooks, shared = isolated_block.Hooks(), self._parameter_users.with_pending_gradients(block, call)
         computed = [item for part in block.parts() for item in in_attributes(part)]
         output = alone.run(function, arguments, hooks, shared, self._created)
         run = BlockRun(stage, alone, memory.storages(arguments.differentiable), self._is_chained(arguments))
-        self._note_held(run.chained)
-        self._note_readings(run, arguments)
-        self._note_weight_grads(run, shared, block)
-        if run.alone.beside.layouts:
+        self._record_held(run.chained)
+        self._record_readings(run, arguments)
+        self._record_weight_grads(run, shared, block)
+        if run.alone.side_output_gradients.layouts:
             self._left |= set(map(id, parameters_of(block)))
         self._remember_outputs(run, output, arguments)
         run.read = list(map(_compat.WriteDetector, [*arguments.tensors, *large_buffers(block, stage)]))
@@ -220,12 +220,12 @@ class StepRecording:
         others = [t for t in arguments.differentiable if not last.returned(t)]
         return bool(from_last) and all(_compat.storage_id(t) in older for t in others if memory.has_storage(t))
 
-    def _note_held(self, chained: bool) -> None:
+    def _record_held(self, chained: bool) -> None:
         """Notes whether the last block's output is still alive after the segment: autograd may have saved it there."""
         if self._runs and not chained:
             self._runs[-1].is_held = any(ref.alive() for ref in self._runs[-1].outputs)
 
-    def _note_readings(self, run: BlockRun, arguments: isolated_block.Arguments) -> None:
+    def _record_readings(self, run: BlockRun, arguments: isolated_block.Arguments) -> None:
         """Notes which outputs of earlier blocks are alive: this block reads them, or the caller holds them.
 
         An output of the block before that this one reads through a view counts as handed on by the segment between.
@@ -256,7 +256,7 @@ class StepRecording:
             replaced = {item.storage: item.nbytes for item in run.computed if not item.is_there()}
             counted = self._static | memory.storages(run.arguments).keys()
             run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.alone.saved - counted)
-            if replaced or any(witness.has_changed() for witness in run.read):
+            if replaced or any(detector.has_changed() for detector in run.read):
                 run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
             run.read.clear()
             run.computed.clear()
@@ -266,7 +266,7 @@ class StepRecording:
         """The outputs of blocks, and storages that are resident during the whole step."""
         return {ref.key for run in self._runs for ref in run.outputs} | self._static
 
-    def _note_left(self) -> list[Any]:
+    def _record_left(self) -> list[Any]:
         """Counts the side outputs of blocks. They are resident until the next step replaces them.
 
         Returns their storages, to be held during the backward: where only the loss holds a side output, a block that is
@@ -281,7 +281,7 @@ class StepRecording:
             left += [ref.storage() for ref in refs]
         return left
 
-    def _note_weight_grads(self, run: BlockRun, shared: Sequence[nn.Parameter], block: Block) -> None:
+    def _record_weight_grads(self, run: BlockRun, shared: Sequence[nn.Parameter], block: Block) -> None:
         """Counts the weight gradients that the block creates. A parameter that a later stage uses has one already."""
         stage, there = run.stage, {id(p) for p in shared}
         shards = self._shards_of(block)
@@ -289,8 +289,8 @@ class StepRecording:
             size = min(whole, shards.get(id(parameter), whole))
             if id(parameter) not in there:
                 stage.weight_grad_bytes += size
-                run.accumulated_change += size if self._owners.is_shared(parameter) else 0
-            if self._owners.ends_wait(parameter, block, stage.call):
+                run.accumulated_change += size if self._parameter_users.is_shared(parameter) else 0
+            if self._parameter_users.ends_pending(parameter, block, stage.call):
                 run.accumulated_change -= size
         got = {id(parameter) for parameter, _ in run.alone.weight_grads} - there
         run.unused = {id(p) for p in parameters_of(block)} - run.alone.leaves - got
@@ -317,14 +317,14 @@ class StepRecording:
         run.outputs = [ref for key, ref in refs.items() if key not in known]
         run.tensors = [
             (
-                weakref.ref(t, functools.partial(self._note_gone, _compat.storage_id(t))),
+                weakref.ref(t, functools.partial(self._record_gone, _compat.storage_id(t))),
                 isolated_block.identity(t),
                 t._version,
             )
             for t in fresh
         ]
 
-    def _note_gone(self, storage: int, _: weakref.ref[torch.Tensor]) -> None:
+    def _record_gone(self, storage: int, _: weakref.ref[torch.Tensor]) -> None:
         """Notes the mark at which an output is freed."""
         if self._meter.is_here():
             self._gone[storage] = self._meter.mark()

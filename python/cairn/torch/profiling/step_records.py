@@ -22,7 +22,7 @@ from ..base.tree import tensors_inside
 from ..rerun_state.module_state import LARGE_BYTES, OF_EVERY_MODULE
 from . import isolated_block
 from .block_meter import BlockMeter
-from .parameter_users import UsedOutside
+from .parameter_users import UsedByModel
 from .sample import Sample
 
 LOSS_BYTES = 4
@@ -40,8 +40,8 @@ class StepMeasure:
     input_grad_bytes: int  # gradients of the step's input
     surroundings: list[StageMeasure | None]  # the segments before each block and after the last; None: no stage
     arriving: Arriving
-    is_settled: bool  # the blocks were measured with these `arriving` and `used_outside`: no other pass is needed
-    used_outside: UsedOutside
+    is_settled: bool  # the blocks were measured with these `arriving` and `used_by_model`: no other pass is needed
+    used_by_model: UsedByModel
     excess: float = 0.0  # of the meter
     is_rehearsed: bool = True  # there was memory to recompute each block once after the forward
 

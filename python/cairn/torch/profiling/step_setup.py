@@ -10,7 +10,7 @@ from ..rerun_state.preserve import Buffers, Parameters, Randomness
 from .sample import Sample
 
 
-class Beginning:
+class StepSetup:
     """The random state, buffers, parameters that a forward writes, and attributes: of the model, and of all other
     modules that its step uses.
     """

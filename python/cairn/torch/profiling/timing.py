@@ -53,7 +53,7 @@ class TimePasses:
             stage.backward_ns = _median(samples.backward)
         self._sample.reporter.begin("measuring the overhead of plans")
         for stage in self._measured.blocks if overhead.counts(self._device) else ():
-            stage.again_ns = overhead.cost().of(resolve(self._sample.model, stage.name), stage.saved_count)
+            stage.recompute_overhead_ns = overhead.cost().of(resolve(self._sample.model, stage.name), stage.saved_count)
 
     def _now(self) -> int:
         clock.wait_for(self._device)

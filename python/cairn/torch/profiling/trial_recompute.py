@@ -48,16 +48,16 @@ def keep_what_differs(sample: Sample, stages: Sequence[StageMeasure], device: to
         if number in still or (number in differing and stage.name in kept):
             stage.keep_reason = still.get(number) or differing[number]
         elif stage.kind == "block" and stage.name in names and not stage.keep_reason:
-            stage.brings_back = True
+            stage.restores_attributes = True
     return True
 
 
 def _differences(
-    sample: Sample, stages: Sequence[StageMeasure], device: torch.device, brought_back: Set[str]
+    sample: Sample, stages: Sequence[StageMeasure], device: torch.device, restored_blocks: Set[str]
 ) -> Mapping[int, str]:
     """Reasons to keep blocks, by the number of the stage.
 
-    brought_back: blocks whose attributes and hooks are restored as they were in the forward.
+    restored_blocks: blocks whose attributes and hooks are restored as they were in the forward.
     """
     runs: list[Run] = []
     refs = [StageRef(stage.kind, stage.name, stage.call) for stage in stages]
@@ -68,7 +68,7 @@ def _differences(
         determinism_check="values",
         in_eval=True,
         forward_returned=runs.append,
-        brought_back=brought_back,
+        restored_blocks=restored_blocks,
     )
     errors: dict[int, Exception] = {}
     try:

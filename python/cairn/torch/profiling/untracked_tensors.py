@@ -17,7 +17,7 @@ from ..base import _compat, memory
 from ..base.tree import tensors_inside
 
 
-def hidden_storages(tensors: Iterable[torch.Tensor]) -> set[int]:
+def untracked_storages(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The storages of tensors in attributes of custom functions, in the autograd graph of tensors."""
     held = (tensor for node in _nodes(tensors) for tensor in _held_by(node))
     return {_compat.storage_id(tensor) for tensor in held if memory.has_storage(tensor)}

@@ -249,7 +249,7 @@ class Report:
             return [] if self.plan.offloads else ["  the floor is set by the optimizer's step"]
         lines = [f"  what sets the floor, {format_bytes(sum(floor.values()))} (during the {self.floor_at}):"]
         lines += [f"    {format_bytes(size):>12}  {name}" for name, size in floor.items()]
-        ran = self.plan.outside.get("runs", {})
+        ran = self.plan.replacements.get("runs", {})
         return lines + [f"  {stage}: {what}" for stage, what in ran.items()]
 
     def _table(self) -> list[str]:
@@ -262,7 +262,7 @@ class Report:
             sizes = f"{format_bytes(row.saved_bytes):>12} {format_bytes(row.output_bytes):>12}"
             times = f"{format_ns(row.forward_ns):>10} {format_ns(row.backward_ns):>10}"
             lines.append(f"  {row.name:<{width}}  {row.action:<{wide}} {sizes} {times}")
-        lines += _parts(self.plan, self.rows)
+        lines += _options(self.plan, self.rows)
         return lines + [f"  {sentence}" for sentence in sentences(self.plan.kept_because.items(), "always kept")]
 
 
@@ -343,11 +343,11 @@ def _rows(plan: Plan) -> tuple[Row, ...]:
 def _action(is_block: bool, pinned: bool, forwards: int, option: int) -> str:
     if not is_block:
         return "outside blocks"
-    part = f"part {option}" if option else ""
+    selective = f"option {option}" if option else ""
     if forwards == 1:
-        return "always kept" if pinned else f"kept {part}".rstrip()
-    again = "recomputed" if forwards == 2 else f"recomputed {forwards - 1} x"
-    return f"{again}, {part}" if part else again
+        return "always kept" if pinned else selective or "kept"
+    recomputed = "recomputed" if forwards == 2 else f"recomputed {forwards - 1} x"
+    return f"{recomputed}, {selective}" if selective else recomputed
 
 
 def _is_offloaded(stage: int, offloads: set[tuple[str, int]]) -> str:
@@ -357,11 +357,11 @@ def _is_offloaded(stage: int, offloads: set[tuple[str, int]]) -> str:
     return "".join(f", {text}" for text in parts)
 
 
-def _parts(plan: Plan, rows: Sequence[Row]) -> list[str]:
-    """What the blocks recompute of which a part is kept, blocks that do the same together."""
+def _options(plan: Plan, rows: Sequence[Row]) -> list[str]:
+    """The operators that options recompute. Blocks that recompute the same are counted together."""
     blocks = sum(ref.is_block for ref in plan.stages)
     counts: Counter[tuple[int, str]] = Counter()
     for number, row in enumerate(rows, 1):
         if row.option:
-            counts[row.option, plan.inside[str(number)]["recomputes"][row.option]] += 1
-    return [f"  kept part {k} in {n} of {blocks} blocks: recomputes {what}" for (k, what), n in sorted(counts.items())]
+            counts[row.option, plan.selective[str(number)]["recomputes"][row.option]] += 1
+    return [f"  option {k} in {n} of {blocks} blocks: recomputes {what}" for (k, what), n in sorted(counts.items())]

@@ -1,1 +1,1 @@
-"""What a block reads and leaves beside its arguments and its result: taken down, compared, and put back."""
+"""The state that a block reads and writes besides its arguments and its result: recorded, compared, restored."""

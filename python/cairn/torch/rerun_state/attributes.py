@@ -48,7 +48,7 @@ class Contents(NamedTuple):
     """A container, and its contents before the run."""
 
     container: Any
-    before: Any  # what is put back of it
+    before: Any  # what is restored of it
     size: int  # how much there was in it
     names: frozenset[Any]  # all that it had, of attributes and dicts; else none
     place: Place  # whose attribute it is, or is in; without a name the attributes of a module
@@ -59,7 +59,7 @@ class Contents(NamedTuple):
         return self.before.values() if isinstance(self.before, dict) else self.before
 
     @property
-    def hidden(self) -> frozenset[str]:
+    def ignored(self) -> frozenset[str]:
         """Names in it that are not restored."""
         return _NO_NAMES if self.place[1] else OF_EVERY_MODULE
 
@@ -110,8 +110,8 @@ class Attributes:
 
     def _note(self, container: Any, place: Place, are_names: bool) -> Any:
         if isinstance(container, dict):
-            hidden = _NO_NAMES if place[1] else OF_EVERY_MODULE
-            before: Any = _own(container, hidden, self._with_large)
+            ignored = _NO_NAMES if place[1] else OF_EVERY_MODULE
+            before: Any = _own(container, ignored, self._with_large)
         else:
             before = container.copy()
         names = frozenset(container) if isinstance(container, dict) else _NO_NAMES
@@ -158,8 +158,8 @@ class Attributes:
         """
         for contents in self._contents.values():
             if isinstance(contents.container, dict):
-                others = contents.size - len(contents.before)  # hidden names, and large tensors
-                is_whole = others <= len(contents.hidden & contents.names) and len(contents.container) == contents.size
+                others = contents.size - len(contents.before)  # ignored names, and large tensors
+                is_whole = others <= len(contents.ignored & contents.names) and len(contents.container) == contents.size
                 if not is_whole or not _holds(contents.container, contents.before):
                     self._restore_names(contents)
             elif isinstance(contents.container, set):
@@ -177,7 +177,7 @@ class Attributes:
 
     def _restore_names(self, contents: Contents) -> None:
         names, before = contents.container, contents.before
-        for name, value in [(name, value) for name, value in list(names.items()) if name not in contents.hidden]:
+        for name, value in [(name, value) for name, value in list(names.items()) if name not in contents.ignored]:
             has_history = self._has_history(value)
             stays = _is_large(value) and not self._with_large and contents.are_names and not has_history
             if name in before:
@@ -221,7 +221,7 @@ class Attributes:
         """Whether a run since has stored a tensor with an autograd graph in some attribute."""
         names = (contents for contents in self._contents.values() if isinstance(contents.container, dict))
         values = (
-            value for contents in names for name, value in contents.container.items() if name not in contents.hidden
+            value for contents in names for name, value in contents.container.items() if name not in contents.ignored
         )
         return any(map(self._has_history, values))
 
@@ -233,7 +233,7 @@ class Attributes:
         for contents in self._contents.values():
             container = contents.container
             if isinstance(container, dict):
-                for name in [name for name in container if name not in contents.hidden]:
+                for name in [name for name in container if name not in contents.ignored]:
                     container[name] = self._detached(container[name])
             elif not isinstance(container, set):
                 there = len(contents.before)
@@ -283,7 +283,7 @@ def restored_attributes(model: nn.Module) -> Iterator[None]:
 
 
 def without_history(value: torch.Tensor) -> torch.Tensor:
-    """The tensor that a later run has assigned, detached from its graph; a gradient that reaches it is an error."""
+    """The tensor that a recomputation has assigned, detached from its graph; a gradient that reaches it is an error."""
     value = value.detach().requires_grad_()
     _compat.hook_gradient(value, _refuse_gradient)
     return value
@@ -321,12 +321,12 @@ def _is_changed(contents: Contents) -> bool:
     return len(container) != len(before) or not all(map(operator.is_, container, before))
 
 
-def _own(names: dict[Any, Any], hidden: frozenset[str], with_large: bool) -> dict[Any, Any]:
+def _own(names: dict[Any, Any], ignored: frozenset[str], with_large: bool) -> dict[Any, Any]:
     """The names and values of a namespace that are restored."""
     return {
         name: value
         for name, value in list(names.items())
-        if name not in hidden and (with_large or type(value) in _SMALL or not _is_large(value))
+        if name not in ignored and (with_large or type(value) in _SMALL or not _is_large(value))
     }
 
 

@@ -12,10 +12,10 @@ from typing import Any
 
 from torch import nn
 
-from ..base.patched_forward import TAKEN
+from ..base.patched_forward import PATCHED_NAMES
 from .module_state import OF_EVERY_MODULE, is_light
 
-_HIDDEN = OF_EVERY_MODULE | TAKEN
+_IGNORED = OF_EVERY_MODULE | PATCHED_NAMES
 _HOOKS = sorted(name for name in OF_EVERY_MODULE if "forward" in name and "hooks" in name)
 _ABSENT = object()  # in place of what an attribute stands for that is not there
 
@@ -30,7 +30,7 @@ class HooksAndNames:
         self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []
         for module in modules:
             own = vars(module)
-            values = {name: value for name, value in own.items() if name not in _HIDDEN and is_light(value)}
+            values = {name: value for name, value in own.items() if name not in _IGNORED and is_light(value)}
             self._names.append((own, values, frozenset(own)))
             self._hooks += [(own[name], dict(own[name])) for name in _HOOKS]
 
@@ -39,7 +39,7 @@ class HooksAndNames:
         """Set these attributes and hooks for the body, and restore the present ones after it."""
         with contextlib.ExitStack() as undo:
             for own, values, names in self._names:
-                for name in [name for name in own if name not in names and name not in _HIDDEN]:
+                for name in [name for name in own if name not in names and name not in _IGNORED]:
                     _put(own, name, _ABSENT, undo)
                 for name, value in values.items():
                     if own.get(name, _ABSENT) is not value:

@@ -1,4 +1,4 @@
-"""Torch's switches that choose kernels: recorded in a model's call, restored when its blocks are recomputed.
+"""Torch's flags that choose kernels: recorded in a model's call, restored when its blocks are recomputed.
 
 A backward usually runs outside the contexts of the forward (`sdpa_kernel`, deterministic algorithms, default device and
 dtype, precision of float32 and of sums), and another kernel gives other bits.
@@ -38,8 +38,8 @@ def _convolves(module: torch.nn.Module) -> bool:
     return any(p.is_cuda and (is_known or p.dim() > 3) for p in module._parameters.values() if p is not None)
 
 
-class Switch(NamedTuple):
-    """A switch: its name, how to read it, and how to set it."""
+class BackendFlag(NamedTuple):
+    """A flag: its name, how to read it, and how to set it."""
 
     name: str
     read: Callable[[], Any]
@@ -53,41 +53,43 @@ def _set_deterministic(value: bool) -> None:
     torch.use_deterministic_algorithms(value, warn_only=torch.is_deterministic_algorithms_warn_only_enabled())
 
 
-def _attribute(owner: Any, name: str) -> Switch:
+def _attribute(owner: Any, name: str) -> BackendFlag:
     read = _compat.attribute_reader(owner, name)
     kind = getattr(owner, "__name__", type(owner).__module__)
-    return Switch(f"{kind}.{name}", read, lambda value: setattr(owner, name, value))
+    return BackendFlag(f"{kind}.{name}", read, lambda value: setattr(owner, name, value))
 
 
-def _attention(kind: str) -> Switch:
+def _attention(kind: str) -> BackendFlag:
     read = getattr(_cuda, f"{kind}_sdp_enabled")
     write = getattr(_cuda, f"enable_{kind}_sdp")
-    return Switch(f"{kind} of sdpa_kernel", _compat.reader(f"_get_{kind}_sdp_enabled", read), write)
+    return BackendFlag(f"{kind} of sdpa_kernel", _compat.reader(f"_get_{kind}_sdp_enabled", read), write)
 
 
-def _library(kind: str) -> Switch:
+def _library(kind: str) -> BackendFlag:
     prefer = getattr(_cuda, f"preferred_{kind}_library")
     name = f"torch.backends.cuda.preferred_{kind}_library"
-    return Switch(name, _compat.reader(f"_get_{kind}_preferred_backend", prefer), prefer)
+    return BackendFlag(name, _compat.reader(f"_get_{kind}_preferred_backend", prefer), prefer)
 
 
-def _known() -> Iterator[Switch]:
+def _known() -> Iterator[BackendFlag]:
     yield from map(_attention, ("flash", "mem_efficient", "math", "cudnn"))
     if hasattr(_cuda, "fp16_bf16_reduction_math_sdp_allowed"):
         allow = _cuda.allow_fp16_bf16_reduction_math_sdp
         name = "torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp"
-        yield Switch(name, _cuda.fp16_bf16_reduction_math_sdp_allowed, allow)
-    yield Switch("torch.use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled, _set_deterministic)
-    yield Switch("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype)
+        yield BackendFlag(name, _cuda.fp16_bf16_reduction_math_sdp_allowed, allow)
+    yield BackendFlag(
+        "torch.use_deterministic_algorithms", torch.are_deterministic_algorithms_enabled, _set_deterministic
+    )
+    yield BackendFlag("torch.set_default_dtype", torch.get_default_dtype, torch.set_default_dtype)
     yield from map(_library, ("blas", "linalg"))
     for owner, name in ((_cudnn, "enabled"), (_cudnn, "benchmark"), (_cudnn, "deterministic"), (_mkldnn, "enabled")):
         yield _attribute(owner, name)
-    for name, read, write in _compat.kernel_switches():
-        yield Switch(name, read, write)
+    for name, read, write in _compat.kernel_flags():
+        yield BackendFlag(name, read, write)
 
 
-_SWITCHES = tuple(_known())
-_READERS = [switch.read for switch in _SWITCHES]
+_FLAGS = tuple(_known())
+_READERS = [flag.read for flag in _FLAGS]
 
 
 def _known_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -102,25 +104,25 @@ def _known_key(key: tuple[Any, ...]) -> tuple[Any, ...]:
 _latest: tuple[Any, ...] = ()
 
 
-class Switches:
-    """The backend switches as they are now."""
+class BackendFlags:
+    """The backend flags as they are now."""
 
     __slots__ = ("_device", "_values", "key")
 
     def __init__(self) -> None:
         self._values = tuple([read() for read in _READERS])
         self._device = _compat.default_device()
-        self.key = _known_key((*self._values, self._device))  # the same object while the same switches are set
+        self.key = _known_key((*self._values, self._device))  # the same object while the same flags are set
 
     def are_in_force(self) -> bool:
-        """Whether the switches have these values now."""
+        """Whether the flags have these values now."""
         return self._values == tuple([read() for read in _READERS]) and self._device == _compat.default_device()
 
     @contextlib.contextmanager
     def in_force(self) -> Iterator[None]:
-        """Run the body with these switches, and restore them after it."""
+        """Run the body with these flags, and restore them after it."""
         changed = []
-        for (_, read, write), wanted in zip(_SWITCHES, self._values, strict=True):
+        for (_, read, write), wanted in zip(_FLAGS, self._values, strict=True):
             current = read()
             if current != wanted:
                 changed.append((write, current))
@@ -136,16 +138,16 @@ class Switches:
                 write(value)
 
 
-MOST_NAMED = 3  # switches in one sentence
+MOST_NAMED = 3  # flags in one sentence
 
 
 def named_values() -> dict[str, str]:
-    """All switches by their names, as they are now, in words."""
-    return {name: str(read()) for name, read, _ in _SWITCHES}
+    """All flags by their names, as they are now, in words."""
+    return {name: str(read()) for name, read, _ in _FLAGS}
 
 
 def changes_since(then: Mapping[str, str]) -> str:
-    """The switches that have changed, as text for a message; empty if none has."""
+    """The flags that have changed, as text for a message; empty if none has."""
     now = named_values()
     changed = [name for name, value in then.items() if now.get(name, value) != value]
     listed = [f"{name} is {now[name]} and was {then[name]}" for name in changed[:MOST_NAMED]]

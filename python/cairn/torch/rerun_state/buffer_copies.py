@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 
 from ..base import _compat, memory
-from ..base.layouts import Look
+from ..base.layouts import ByteView
 
 
 def copied(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
@@ -27,7 +27,7 @@ def copied(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
                 continue
             if key not in storages:
                 storages[key] = memory.bytes_of(tensor.untyped_storage(), tensor.device).clone()
-            copies.append(Look.of(tensor).seen(storages[key], 0))
+            copies.append(ByteView.of(tensor).tensor_in(storages[key], 0))
     return copies
 
 

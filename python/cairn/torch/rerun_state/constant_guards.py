@@ -38,8 +38,8 @@ class Constants:
         Change counters of the modules' dicts at the last full comparison. None before, and if PyTorch has none.
     """
 
-    __slots__ = ("_children", "_counts", "_deep", "_elsewhere", "_gone", "_hooks", "_kinds", "_guards", "_objects",
-                 "_parts", "_witness", "_witness_of_all", "flags", "numbers")  # fmt: skip
+    __slots__ = ("_children", "_counts", "_deep", "_outer_values", "_gone", "_hooks", "_kinds", "_guards", "_objects",
+                 "_parts", "_versions", "_versions_of_all", "flags", "numbers")  # fmt: skip
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         objects = _plain_objects(modules)
@@ -50,12 +50,12 @@ class Constants:
         self._gone: list[weakref.ref[Any]] = []
         self._parts = [weakref.ref(module, self._gone.append) for module in modules]
         self._objects = [weakref.ref(value, self._gone.append) for value in objects]
-        self._witness: _compat.DictVersions | None = None  # changes in modules and objects
-        self._witness_of_all: _compat.DictVersions | None = (
+        self._versions: _compat.DictVersions | None = None  # changes in modules and objects
+        self._versions_of_all: _compat.DictVersions | None = (
             None  # and in globals, which some scripts change in every step
         )
         self._children, self._hooks = children_of(attributes), _hooks_of(attributes)
-        self._elsewhere = GlobalsAndClosures(modules, objects)
+        self._outer_values = GlobalsAndClosures(modules, objects)
         owned = [*map(dict.copy, attributes), *names_of(objects)]  # copies: another thread may add handlers to modules
         names = list(map(names_but_handlers, owned))
         self._counts = list(map(len, names))
@@ -72,7 +72,7 @@ class Constants:
         attributes can only be read by `getattr`, where types hardly matter.
         """
         is_opaque = is_of_library(self._kinds[index].__module__) and name not in OF_EVERY_MODULE
-        return is_opaque or name in self._elsewhere.read
+        return is_opaque or name in self._outer_values.read
 
     def hold(
         self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]], children: Sequence[int] | None = None
@@ -88,32 +88,32 @@ class Constants:
                 if not self._names_hold(owned, attributes, children):
                     return False
                 self.numbers = numbers
-            return self._guards.fillings_hold(owned) and self._elsewhere.hold()
+            return self._guards.fillings_hold(owned) and self._outer_values.hold()
         except _CHANGED:
             return False
 
     def watch(self, modules: Sequence[nn.Module], attributes: Sequence[dict[str, Any]]) -> bool:
         """Called when the guards hold: from now on `still_hold` is a cheap check. False if that is impossible."""
-        if self._witness is None or not self._witness.holds():
+        if self._versions is None or not self._versions.holds():
             objects = list(map(call, self._objects))
             dicts = [*_HOOKS_OF_ALL, *itertools.chain.from_iterable(map(_registries_of, attributes))]
             dicts += self._guards.flat_dicts([*attributes, *names_of(objects)])
-            self._witness = _compat.DictVersions.of([*modules, *objects], dicts)
-            others = self._elsewhere.dicts_of_constants()
-            self._witness_of_all = (
+            self._versions = _compat.DictVersions.of([*modules, *objects], dicts)
+            others = self._outer_values.dicts_of_constants()
+            self._versions_of_all = (
                 None if others is None else _compat.DictVersions.of([*modules, *objects], [*dicts, *others])
             )
-        return self._witness is not None
+        return self._versions is not None
 
     def still_hold(self) -> bool:
         """Whether the guards surely hold since `watch`. It is rarely False for guards that hold."""
-        if self._gone or self._witness is None:
+        if self._gone or self._versions is None:
             return False
         try:
-            if self._witness_of_all is not None and self._witness_of_all.holds():
-                is_same = self._elsewhere.definitions_hold()
+            if self._versions_of_all is not None and self._versions_of_all.holds():
+                is_same = self._outer_values.definitions_hold()
             else:
-                is_same = self._witness.holds() and self._elsewhere.hold()
+                is_same = self._versions.holds() and self._outer_values.hold()
             return is_same and (not self._deep or self._guards.deep_ones_hold(self._deep_namespaces()))
         except _CHANGED:
             return False
@@ -163,7 +163,7 @@ class Constants:
             return "a hook"
         counts = zip(kinds, owned, self._counts, strict=True)
         changed = [f"the number of attributes of {kind}" for kind, now, before in counts if _count(now) != before]
-        return changed[0] if changed else self._elsewhere.difference()
+        return changed[0] if changed else self._outer_values.difference()
 
 
 def _count(names: dict[str, Any]) -> int:

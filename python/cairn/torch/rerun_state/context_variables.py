@@ -27,12 +27,12 @@ class Variables:
 
     __slots__ = ("_context", "_plain", "_tensors")
 
-    def __init__(self, brought_back: bool) -> None:
-        """brought_back: the block needs all values, not only numbers, flags and strings."""
+    def __init__(self, restores_all: bool) -> None:
+        """restores_all: the block needs all values, not only numbers, flags and strings."""
         context = contextvars.copy_context()
         self._tensors = _tensors_of(context) if context else ()
-        self._context = context if brought_back else None
-        self._plain = [] if brought_back else [each for each in context.items() if type(each[1]) in ATOMS]
+        self._context = context if restores_all else None
+        self._plain = [] if restores_all else [each for each in context.items() if type(each[1]) in ATOMS]
 
     def run(self, function: Callable[..., _Result], *args: Any) -> _Result:
         """Call a function with these variables; variables that it sets are lost afterwards."""

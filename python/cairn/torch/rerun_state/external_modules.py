@@ -30,7 +30,7 @@ _MANY = 1000  # items of a container that are looked at
 _MOST = 100_000  # and of all that there is
 
 
-def outsiders(model: nn.Module, loss_fn: Callable[..., Any] | None, passed: Iterable[Any]) -> list[nn.Module]:
+def external_modules_of(model: nn.Module, loss_fn: Callable[..., Any] | None, passed: Iterable[Any]) -> list[nn.Module]:
     """The modules outside of a model that it, its loss or its arguments refer to."""
     search = _Search(model)
     for module in list(model.modules()):

@@ -319,12 +319,12 @@ class _Search:
         self.names |= names
         namespace = function.__globals__
         for name in names & namespace.keys():
-            self._add_value(namespace[name], names, functools.partial(self._note_item, namespace, name))
+            self._add_value(namespace[name], names, functools.partial(self._record_item, namespace, name))
         for cell in function.__closure__ or ():
             if cell != types.CellType():
                 self._add_value(cell.cell_contents, names, functools.partial(self.cells.__setitem__, id(cell), cell))
         for space, name, value in _defaults_of(function):
-            self._add_value(value, names, functools.partial(self._note_default, function, space, name))
+            self._add_value(value, names, functools.partial(self._record_default, function, space, name))
         for cls in list(self._classes.values()):
             self._look_into(cls, names)
 
@@ -375,13 +375,13 @@ class _Search:
             self._follow(attributes[name])
             self._add_object(attributes[name])
 
-    def _note_item(self, namespace: Any, name: Any) -> None:
+    def _record_item(self, namespace: Any, name: Any) -> None:
         self.globals.setdefault(id(namespace), (namespace, {}))[1][name] = None
 
-    def _note_default(self, function: types.FunctionType, defaults: Any, name: Any) -> None:
+    def _record_default(self, function: types.FunctionType, defaults: Any, name: Any) -> None:
         """Record a list or dict among the defaults of a function; those of local functions must not be held."""
         if isinstance(defaults[name], (list, dict)) and "<locals>" not in function.__qualname__:
-            self._note_item(defaults, name)
+            self._record_item(defaults, name)
 
 
 def _held_by(value: Any) -> Iterator[Any]:

@@ -73,13 +73,13 @@ def at_hand(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("", inner) for inner in (value.func, *value.args, *value.keywords.values()))
 
 
-def brought_by(function: Any, depth: int = _FUNCTIONS_DEEP) -> Iterator[Any]:
+def captured_values(function: Any, depth: int = _FUNCTIONS_DEEP) -> Iterator[Any]:
     """The objects that a loss (a function, a module or an object) refers to, in which tensors may be that it reads."""
     if isinstance(function, nn.Module):
         yield from (*function.parameters(), *function.buffers())
     elif isinstance(function, CALLABLES) and depth:
         for _, value in at_hand(function):
-            yield from brought_by(value, depth - 1)
+            yield from captured_values(value, depth - 1)
         if isinstance(function, types.FunctionType) and not is_of_library(function.__module__):
             named = map(function.__globals__.get, sorted(names_in(function.__code__)))
             yield from (value for value in named if isinstance(value, torch.Tensor))

@@ -44,7 +44,7 @@ def with_own_caches(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: 
 _lacking: weakref.WeakSet[Any] = weakref.WeakSet()  # caches that went through a training step
 
 
-def note_caches(values: Iterable[Any]) -> None:
+def mark_caches(values: Iterable[Any]) -> None:
     """Mark the caches among a model's arguments and outputs of a training step: they lack its keys and values."""
     _lacking.update(_caches_in(values))
 

@@ -29,7 +29,7 @@ import torch
 from torch import nn
 
 from ..base import _compat, memory
-from ..base.patched_forward import TAKEN
+from ..base.patched_forward import PATCHED_NAMES
 from . import sharded
 from .buffer_copies import copied, with_neighbours
 
@@ -47,7 +47,7 @@ _values_of = operator.methodcaller("values")
 
 _ABSENT = object()  # the value of an attribute that does not exist
 _LET_GO = object()  # the value of an attribute that is too large to hold
-_NEVER_LET_GO = OF_EVERY_MODULE | TAKEN
+_NEVER_LET_GO = OF_EVERY_MODULE | PATCHED_NAMES
 _RUNS_TO_LEARN = 2  # the first runs show which attributes a block changes; wrong results would have shown in them
 LARGE_BYTES = 4096  # least size of a tensor that is neither a loss nor a statistic
 _ITEMS_NOTED = 100
@@ -63,7 +63,7 @@ class BlockState:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._roots = list(map(weakref.ref, modules))
-        self.brings_back = False  # attributes and hooks that others change after the forward are restored, too
+        self.restores_attributes = False  # attributes and hooks that others change after the forward are restored, too
         self._look()
 
     def _look(self) -> None:
@@ -168,7 +168,7 @@ class BlockState:
         identities = {(index, name): id(names[index].pop(name)) for index, name in heavy}
         return identities if self._runs == 0 else dict.fromkeys(identities, 0)
 
-    def _note_changes(self, before: Before) -> None:
+    def _record_changes(self, before: Before) -> None:
         """Records which attributes a run has changed: a recomputation gets the values before the run.
 
         What only the first run changes stays changed, except attributes that did not exist or were None before.
@@ -204,7 +204,7 @@ class BlockState:
     def after(self, before: Before) -> Record:
         """Called after a run: the record of the state that a recomputation must read."""
         if before.names is not None:
-            self._note_changes(before)
+            self._record_changes(before)
         if self._changing is None:
             self._changing = {index for index in before.copies if self._is_written(index, before)}
         elif before.buffers:
@@ -365,7 +365,7 @@ def _changed(attributes: Sequence[dict[str, Any]], names: Sequence[dict[str, Any
         if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
             continue
         now = dict.copy(now)
-        for name in (now.keys() | before.keys()) - TAKEN:
+        for name in (now.keys() | before.keys()) - PATCHED_NAMES:
             value = before.get(name, _ABSENT)
             if now.get(name, _ABSENT) is not value:
                 yield (index, name), value

@@ -180,7 +180,7 @@ _alone = threading.RLock()
 
 
 @contextlib.contextmanager
-def untouched(
+def preserved(
     model: nn.Module,
     device: torch.device,
     attributes: StepAttributes | None = None,

@@ -1,6 +1,6 @@
 """Random state, autocast and grad mode of a block's call: recorded in the forward, restored for a recomputation.
 
-Backend switches are recorded in the model's call (`backend_flags.py`).
+Backend flags are recorded in the model's call (`backend_flags.py`).
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def is_any(modules: Iterable[nn.Module]) -> bool:
     return any(isinstance(module, kind) for module in modules)
 
 
-def refuse_sharded_parts(blocks: Iterable[Block]) -> None:
+def refuse_sharded_modules(blocks: Iterable[Block]) -> None:
     """Raises Unsupported for blocks of which a part is sharded by itself."""
     kind = _kind()
     for block in blocks if kind is not None else ():

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from ..base import _compat
-from ..base.patched_forward import TAKEN
+from ..base.patched_forward import PATCHED_NAMES
 from ..base.tensor_fingerprints import fingerprint
 from ..base.tree import fields_in_slots
 from .attributes import Attributes
@@ -46,7 +46,7 @@ class SideEffects:
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._modules = modules
-        self._elsewhere = values_read(modules, _can_change)
+        self._outer_values = values_read(modules, _can_change)
         self._attributes = Attributes(modules)
         self._before = self._described()
 
@@ -69,7 +69,7 @@ class SideEffects:
                 if name not in OF_EVERY_MODULE:
                     text = f"the attribute '{name}' of {type(module).__name__}"
                     described[text, number] = _Describer().describe(value)
-        for number, (text, value) in enumerate(self._elsewhere()):
+        for number, (text, value) in enumerate(self._outer_values()):
             described[text, number] = _history_of(value) or _Describer().describe(value)
         return described
 
@@ -80,7 +80,7 @@ def attribute_descriptions(model: nn.Module) -> dict[str, Any]:
         f"{prefix}.{name}".lstrip("."): _Describer().describe(value)
         for prefix, module in model.named_modules()
         for name, value in vars(module).items()
-        if name not in OF_EVERY_MODULE and name not in TAKEN
+        if name not in OF_EVERY_MODULE and name not in PATCHED_NAMES
     }
 
 
@@ -106,7 +106,7 @@ class _Describer:
         if isinstance(value, _NUMBERS):
             return kind, _text_of(value)  # a value that is not a number equals itself
         if isinstance(value, torch.Tensor):
-            return kind, None if value.is_nested else (tuple(value.shape), _print_of(value))
+            return kind, None if value.is_nested else (tuple(value.shape), _fingerprint_of(value))
         if isinstance(value, (types.FunctionType, types.MethodType)):
             return kind, value.__qualname__  # made anew in each run, it may do the same
         if value is None or isinstance(value, (nn.Module, type, types.ModuleType)):
@@ -151,7 +151,7 @@ def _text_of(number: Any) -> str | None:
         return None
 
 
-def _print_of(tensor: torch.Tensor) -> Any:
+def _fingerprint_of(tensor: torch.Tensor) -> Any:
     """The fingerprint of a tensor; for a large one its version and the fingerprints of its two ends."""
     if tensor.layout is not torch.strided or tensor.nbytes <= _LARGE_BYTES:
         return fingerprint(tensor)

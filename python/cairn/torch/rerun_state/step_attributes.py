@@ -45,7 +45,7 @@ class StepAttributes(Attributes):
         first: dict[tuple[int, Any], Any] = {}
         for key, contents in self._contents.items():
             for name, value in contents.container.items() if isinstance(contents.container, dict) else ():
-                tensor = None if name in contents.hidden else _first_tensor(value)
+                tensor = None if name in contents.ignored else _first_tensor(value)
                 if tensor is not None:
                     first[key, name] = value
                     self._see((key, name), tensor)

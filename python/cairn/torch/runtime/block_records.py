@@ -11,7 +11,7 @@ import torch
 
 from ..base import _compat
 from ..base.errors import Unsupported
-from ..base.layouts import Look
+from ..base.layouts import ByteView
 from ..base.tree import Tree, tensors_inside, unique_tensors_in
 from ..rerun_state.attributes import Attributes
 from ..rerun_state.attributes_and_hooks import HooksAndNames
@@ -116,7 +116,7 @@ class BlockRun:
     forward: Callable[..., Any]
     tree: Tree
     arguments: list[Argument]
-    hidden: list[tuple[str, torch.Tensor, int]]  # tensors inside objects that were passed: path, tensor, version
+    in_objects: list[tuple[str, torch.Tensor, int]]  # tensors inside objects that were passed: path, tensor, version
     modes: Modes
     random_state: RandomState | None
     variables: Variables
@@ -149,7 +149,7 @@ class BlockRun:
                 )
         for value in self.tree.opaque:
             tensors = [(id(tensor), _compat.version(tensor)) for _, tensor in tensors_inside(value)]
-            before = [(id(tensor), version) for _, tensor, version in self.hidden]
+            before = [(id(tensor), version) for _, tensor, version in self.in_objects]
             if not set(tensors) <= set(before):
                 raise Unsupported(
                     f"'{name}' puts tensors into an object that it is passed ({type(value).__name__}), and would do so "
@@ -157,7 +157,7 @@ class BlockRun:
                 )
 
 
-def hidden_in(objects: Iterable[Any], name: str) -> list[tuple[str, torch.Tensor, int]]:
+def tensors_in_objects(objects: Iterable[Any], name: str) -> list[tuple[str, torch.Tensor, int]]:
     """The tensors inside objects that are passed to the block of this name, with their versions."""
     tensors = [(n, t, _compat.version(t)) for value in objects for n, t in tensors_inside(value)]
     for path, tensor, _ in tensors:
@@ -176,7 +176,7 @@ class RecomputingStep(Step, Protocol):
     def find(self, stage: int, block: BlockRun, index: int) -> torch.Tensor:
         """A tensor argument of a block, as it is in memory now."""
 
-    def view_of(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
+    def view_of(self, tensor: torch.Tensor, view: View | ByteView | None) -> torch.Tensor:
         """A tensor, or a view of one."""
 
     def in_backward(self) -> int:
@@ -191,7 +191,7 @@ class RecomputingStep(Step, Protocol):
     def new_fingerprints(self) -> Fingerprints | None:
         """Fingerprints of a forward's values, where recomputations are compared on the device; else None."""
 
-    def note_returned(self, block: BlockRun, output: Any) -> None:
+    def record_returned(self, block: BlockRun, output: Any) -> None:
         """Records fingerprints of what a block returned, with which its recomputation is compared."""
 
     def note_whole_recompute(self, stage: int) -> None:

@@ -24,19 +24,19 @@ from ..base.choices import DETERMINISM_CHECKS
 from ..base.errors import PlanMismatch, Unsupported, warn
 from ..base.patched_forward import Handler, PatchedForward
 from ..base.stages import StageRef
-from ..head.replacements import Outside, Replaced
+from ..head.replacements import Replaced, Replacements
 from ..rerun_state.backend_flags import refuse_chosen_kernels
-from ..rerun_state.kv_caches import note_caches, refuse_incomplete_caches, with_own_caches
+from ..rerun_state.kv_caches import mark_caches, refuse_incomplete_caches, with_own_caches
 from ..rerun_state.module_state import BlockState
 from ..rerun_state.rng_and_autocast import with_generator
-from ..rerun_state.sharded import is_any, refuse_sharded_parts
+from ..rerun_state.sharded import is_any, refuse_sharded_modules
 from ..schedule.program import Program, compile_program
 from ..schedule.transfer_plan import TransferPlan, has_transfers
-from ..selective.block_runs import Inside, OpenedBlock
+from ..selective.block_runs import SelectiveBlock, SelectiveOptions
 from ..selective.submodule_hooks import Handlers
 from .recompute_check import checks_for
 from .step_run import Run
-from .step_settings import Settings, Site, Trace
+from .step_settings import PlannedBlock, Settings, Trace
 from .step_transfers import PlanTier, StepTransfers
 
 COPIES_OF_ANOTHER = "another step, whose backward has not ended, has copies in the offload tier: this one keeps its own"
@@ -52,7 +52,7 @@ class Prepared:
     ----------
     settings
         The compiled schedule, and the settings of all its steps.
-    sites
+    planned_blocks
         The planned blocks by stage.
     stage_of
         The stage of a block's call: by the block's name and the number of the call in the step, from 0.
@@ -61,7 +61,7 @@ class Prepared:
     """
 
     settings: Settings
-    sites: dict[int, Site]
+    planned_blocks: dict[int, PlannedBlock]
     stage_of: dict[tuple[str, int], int]
     transfer_plan: TransferPlan | None = None
 
@@ -103,13 +103,13 @@ class Executor:
         Chooses the schedule of each step; None: the given schedule.
     in_eval
         Whether the schedule is executed in evaluation mode, too.
-    inside
+    selective
         The options of selective recomputation, by stage.
     transfer_plan, plan_tier
         The times and the tier of transfers. `ops` is then the transfer plan's list.
-    outside
+    replacements
         The modules outside blocks that are replaced during a step.
-    brought_back
+    restored_blocks
         Names of blocks whose attributes and hooks are restored for recomputation, because others change them later.
     kept
         Names of blocks that must not be recomputed, not even in unplanned calls.
@@ -127,28 +127,28 @@ class Executor:
         determinism_check: str = "default",
         guide: Guide | None = None,
         in_eval: bool = False,
-        inside: Mapping[int, Inside] | None = None,
+        selective: Mapping[int, SelectiveOptions] | None = None,
         transfer_plan: TransferPlan | None = None,
         plan_tier: PlanTier | None = None,
-        outside: Outside | None = None,
+        replacements: Replacements | None = None,
         forward_returned: Callable[[Run], None] | None = None,
         kept: Collection[str] = (),
-        brought_back: Iterable[str] = (),
+        restored_blocks: Iterable[str] = (),
     ) -> None:
         if determinism_check not in DETERMINISM_CHECKS:
             raise ValueError(f"determinism_check is one of {', '.join(DETERMINISM_CHECKS)}, not {determinism_check!r}")
         self._model = weakref.ref(model)
         self._preserve_rng_state, self._determinism_check = preserve_rng_state, determinism_check
         self._states: dict[str, BlockState] = {}
-        self._kept, self._brought_back = frozenset(kept), frozenset(brought_back)
-        self._part_handlers = Handlers()
+        self._kept, self._restored_blocks = frozenset(kept), frozenset(restored_blocks)
+        self._submodule_handlers = Handlers()
         self._names: set[str] = set()
         self.plan_tier = plan_tier
-        self.first = self.prepare(stages, ops, inside, transfer_plan)
+        self.first = self.prepare(stages, ops, selective, transfer_plan)
         self._names = {name for name, _ in self.first.stage_of}
         self._guide, self._in_eval = guide, in_eval
         self._forward_returned = forward_returned
-        self._replaced = Replaced(model, outside or Outside())
+        self._replaced = Replaced(model, replacements or Replacements())
         self._thread = _Thread()
         self._patches: list[weakref.ref[PatchedForward]] = []  # owned by the modules
         self._trace = Trace()
@@ -160,18 +160,20 @@ class Executor:
         self,
         stages: Sequence[StageRef],
         ops: Sequence[Sequence[Any]],
-        inside: Mapping[int, Inside] | None = None,
+        selective: Mapping[int, SelectiveOptions] | None = None,
         transfer_plan: TransferPlan | None = None,
     ) -> Prepared:
         """Compile a schedule for the executor's blocks. Raises PlanMismatch if the schedule has other blocks."""
-        inside = inside or {}
+        selective = selective or {}
         model = self._model()
         if model is None:
             raise RuntimeError("the executor's model is gone")
         if transfer_plan is None and has_transfers(ops):
             raise Unsupported("a schedule with transfers needs a transfer plan, which says when they take place")
         waits = transfer_plan.waits if transfer_plan is not None else ()
-        program = compile_program(stages, ops, {stage: len(block.options) for stage, block in inside.items()}, waits)
+        program = compile_program(
+            stages, ops, {stage: len(block.decisions) for stage, block in selective.items()}, waits
+        )
         stage_of = {(ref.name, ref.call): i for i, ref in enumerate(program.stages, 1) if ref.is_block}
         if self._names and self._names != {name for name, _ in stage_of}:
             raise PlanMismatch("the schedule has other blocks than the one that is carried out")
@@ -184,10 +186,10 @@ class Executor:
             tuple(dict.fromkeys(("cpu", *(d.type for d in devices if d.type != "meta")))),
             functools.partial(_resident_storages, self._model),
         )
-        sites = _sites(model, program, self._states, inside, self._part_handlers, self._kept)
-        for name in self._brought_back & self._states.keys():
-            self._states[name].brings_back = True
-        return Prepared(settings, sites, stage_of, transfer_plan)
+        planned_blocks = _planned_blocks(model, program, self._states, selective, self._submodule_handlers, self._kept)
+        for name in self._restored_blocks & self._states.keys():
+            self._states[name].restores_attributes = True
+        return Prepared(settings, planned_blocks, stage_of, transfer_plan)
 
     @property
     def trace(self) -> list[tuple[str, int]]:
@@ -218,7 +220,7 @@ class Executor:
                     f"a {type(module).__name__} of the plan was compiled in place (Module.compile), around what the "
                     "plan has to do; put torch.compile(module) in the module's place instead, and plan then"
                 )
-        self._part_handlers.open()
+        self._submodule_handlers.open()
         for module, handler in handlers:
             self._patches.append(weakref.ref(PatchedForward(module, handler, owner if module is model else None)))
 
@@ -228,7 +230,7 @@ class Executor:
             patch = self._patches.pop()()
             if patch is not None:
                 patch.remove()
-        self._part_handlers.release()
+        self._submodule_handlers.release()
         if self.plan_tier is not None:
             self.plan_tier.retire()
 
@@ -308,7 +310,9 @@ class Executor:
         prepared = self.first if self._guide is None else self._guide.begin(self, args, kwargs)
         self._trace = Trace()
         step_transfers = self._step_transfers(prepared)
-        run = self._thread.run = Run(prepared.settings, prepared.sites, self._trace, step_transfers, self._checks)
+        run = self._thread.run = Run(
+            prepared.settings, prepared.planned_blocks, self._trace, step_transfers, self._checks
+        )
         self._thread.stage_of = prepared.stage_of
         try:
             with _compat.modes_taken_back(), self._replaced.during_forward() if self._replaced.anything else _NOTHING:
@@ -321,7 +325,7 @@ class Executor:
             raise
         finally:
             self._thread.run = None
-        note_caches((*args, *kwargs.values(), output))
+        mark_caches((*args, *kwargs.values(), output))
         if self._guide is not None:
             self._guide.forward_ended(output, run.left_out, self._trace.notes)
         if self._forward_returned is not None:
@@ -425,10 +429,10 @@ class Executor:
             raise Unsupported("a planned model cannot be captured in a CUDA graph")
         model = self._model()
         if model is not None and is_any(model.modules()):
-            refuse_sharded_parts(resolve(model, name) for name in self._names)
+            refuse_sharded_modules(resolve(model, name) for name in self._names)
         native = self.first.settings.program.native
-        recomputed = (site for stage, site in self.first.sites.items() if not native[stage])
-        refuse_chosen_kernels(part for site in recomputed for part in site.state.modules())
+        recomputed = (planned for stage, planned in self.first.planned_blocks.items() if not native[stage])
+        refuse_chosen_kernels(part for planned in recomputed for part in planned.state.modules())
 
 
 def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:
@@ -437,15 +441,15 @@ def _resident_storages(model_ref: weakref.ref[nn.Module]) -> frozenset[int]:
     return frozenset(key for tensor in tensors if (key := _compat.storage_key(tensor)))
 
 
-def _sites(
+def _planned_blocks(
     model: nn.Module,
     program: Program,
     states: dict[str, BlockState],
-    inside: Mapping[int, Inside],
+    selective: Mapping[int, SelectiveOptions],
     handlers: Handlers,
     kept: Collection[str],
-) -> dict[int, Site]:
-    sites = {}
+) -> dict[int, PlannedBlock]:
+    planned_blocks = {}
     for stage, ref in enumerate(program.stages, 1):
         if ref.is_block:
             if ref.name not in states:
@@ -456,9 +460,9 @@ def _sites(
                         f"the plan has a block '{ref.name}', this {type(model).__name__} has not"
                     ) from error
             state = states[ref.name]
-            opened = OpenedBlock(inside[stage], state, ref.name, handlers) if program.opened[stage] else None
-            sites[stage] = Site(str(ref), state, opened, ref.name in kept)
-    return sites
+            block = SelectiveBlock(selective[stage], state, ref.name, handlers) if program.selective[stage] else None
+            planned_blocks[stage] = PlannedBlock(str(ref), state, block, ref.name in kept)
+    return planned_blocks
 
 
 def _chain(modules: Sequence[nn.Module], value: Any) -> Any:

@@ -47,7 +47,7 @@ class OffloadableTensors:
         tensors += going.values()
         written += [not outputs.is_intact(index) for index in going]
         self._written = written
-        self._witnesses = [_compat.WriteDetector(tensor) for tensor in tensors]
+        self._detectors = [_compat.WriteDetector(tensor) for tensor in tensors]
         #: The tensors to copy, by `.data`: their version counters are watched here. Inputs of recomputed tensors are
         #: read through views of their storages, so these storages are copied whole, and come last.
         self.tensors = [tensor.data for tensor in tensors] + [
@@ -72,7 +72,7 @@ class OffloadableTensors:
 
     def unpack(self, tensors: Sequence[torch.Tensor]) -> Outputs | None:
         """Puts prefetched tensors back into the holders and the recipe; returns the outputs."""
-        written = [was or now.has_changed() for was, now in zip(self._written, self._witnesses, strict=True)]
+        written = [was or now.has_changed() for was, now in zip(self._written, self._detectors, strict=True)]
         for index, reference in enumerate(self._holders):
             holder = reference()
             if holder is not None:

@@ -11,12 +11,12 @@ import torch
 
 from ..base import _compat
 from ..base.errors import RecomputationError, is_out_of_memory
-from ..base.layouts import Look, first_byte
+from ..base.layouts import ByteView, first_byte
 from ..base.tensor_fingerprints import fingerprint, spread
 from ..base.tree import Tree, unique_tensors_in
 from ..rerun_state import parametrized
 from ..rerun_state.attributes import Attributes
-from ..rerun_state.backend_flags import Switches
+from ..rerun_state.backend_flags import BackendFlags
 from ..rerun_state.context_variables import Variables
 from ..rerun_state.globals_and_closures import begin_step
 from ..rerun_state.module_state import Record
@@ -28,10 +28,10 @@ from ..selective.block_runs import Saving
 from ..selective.pack_hooks import RecomputePack, active, hooks
 from ..selective.recompute import TensorRecompute
 from ..selective.saved_tensors import Lease, View, geometry
-from ..selective.submodule_hooks import PartHooks, by_module, handlers_in
-from .block_records import Argument, BlockRun, hidden_in
+from ..selective.submodule_hooks import SubmoduleHooks, by_module, handlers_in
+from .block_records import Argument, BlockRun, tensors_in_objects
 from .recompute_check import Checks, Fingerprints, StepCheck
-from .step_settings import Settings, Site, Trace
+from .step_settings import PlannedBlock, Settings, Trace
 from .step_transfers import StepTransfers
 from .step_values import StepValues
 
@@ -44,15 +44,15 @@ class Recomputation(StepValues):
     def __init__(
         self,
         settings: Settings,
-        sites: dict[int, Site],
+        planned_blocks: dict[int, PlannedBlock],
         trace: Trace,
         step_transfers: StepTransfers | None = None,
         checks: Checks | None = None,
     ) -> None:
         super().__init__(settings, trace, step_transfers)
-        self._sites = sites
+        self._planned_blocks = planned_blocks
         self._check = None if checks is None else StepCheck(checks, settings.program)
-        self._switches = Switches()
+        self._backend_flags = BackendFlags()
         self._flags_differ = False  # the backend flags of the backward that was compared last
         self._autocast_is_on = False  # in that backward
         self._compared_backward = -1  # the number of that backward
@@ -65,7 +65,7 @@ class Recomputation(StepValues):
         backward = _compat.backward_id()
         if backward < 0 or backward != self._compared_backward:
             begin_step()
-            self._compared_backward, self._flags_differ = backward, not self._switches.are_in_force()
+            self._compared_backward, self._flags_differ = backward, not self._backend_flags.are_in_force()
             self._autocast_is_on = any(map(torch.is_autocast_enabled, self._settings.device_types))
         return backward
 
@@ -93,11 +93,11 @@ class Recomputation(StepValues):
         """
         if self._modes is None or not self._modes.are_in_force():
             self._modes = Modes.current(self._settings.device_types)
-        hidden = hidden_in(tree.opaque, self._sites[stage].name) if tree.opaque else []
+        in_objects = tensors_in_objects(tree.opaque, self._planned_blocks[stage].name) if tree.opaque else []
         if arguments is None:
             arguments = self._arguments(stage, tree.leaves)
-        variables = Variables(self._sites[stage].state.brings_back)
-        return BlockRun(forward, tree, arguments, hidden, self._modes, self._random_state(tree.leaves), variables)
+        variables = Variables(self._planned_blocks[stage].state.restores_attributes)
+        return BlockRun(forward, tree, arguments, in_objects, self._modes, self._random_state(tree.leaves), variables)
 
     def _random_state(self, leaves: Sequence[torch.Tensor]) -> RandomState | None:
         if not self._settings.preserve_rng_state:
@@ -117,12 +117,12 @@ class Recomputation(StepValues):
 
     def _saving(self, op: Op, block: BlockRun) -> Saving | None:
         """Prepares a run under selective recomputation; None if all saved tensors are kept, or none."""
-        opened = self._sites[op.stage].opened
-        if op.kind != FORWARD_SAVE or not op.option or block.recompute_state is None or opened is None:
+        selective = self._planned_blocks[op.stage].selective
+        if op.kind != FORWARD_SAVE or not op.option or block.recompute_state is None or selective is None:
             return None
-        return opened.saving(op.option, block.recompute_state.key, self._settings.devices)
+        return selective.saving(op.option, block.recompute_state.key, self._settings.devices)
 
-    def _note_saved(self, stage: int, block: BlockRun, saving: Saving | None, output: Any) -> None:
+    def _record_saved(self, stage: int, block: BlockRun, saving: Saving | None, output: Any) -> None:
         """Stores, after a run, the recipe that recomputes the saved tensors that it did not keep."""
         if block.recompute_state is None:
             return
@@ -138,7 +138,7 @@ class Recomputation(StepValues):
     def _note_not_selective(self, stage: int, reason: str) -> None:
         self._trace.notes.append(f"'{self.name(stage)}' is recomputed as a whole: it {reason}")
 
-    def note_returned(self, block: BlockRun, output: Any) -> None:
+    def record_returned(self, block: BlockRun, output: Any) -> None:
         """Records fingerprints of what a block returned, with which its recomputation is compared."""
         assert block.state is not None
         block.samples = self._samples(output, block.state)
@@ -166,16 +166,16 @@ class Recomputation(StepValues):
     def recompute_tensor(self, recompute: TensorRecompute, index: int, where: Lease) -> torch.Tensor | None:
         """Recomputes one saved tensor under the forward's backend flags; None if that fails. Needs `in_backward`."""
         if self._flags_differ or self._autocast_is_on:
-            with self._switches.in_force(), no_autocast(self._settings.device_types):
+            with self._backend_flags.in_force(), no_autocast(self._settings.device_types):
                 return recompute.tensor(index, where)
         return recompute.tensor(index, where)
 
-    def view_of(self, tensor: torch.Tensor, view: View | Look | None) -> torch.Tensor:
+    def view_of(self, tensor: torch.Tensor, view: View | ByteView | None) -> torch.Tensor:
         """A tensor, or a view of one."""
         if view is None or view == geometry(tensor):
             return tensor
-        if isinstance(view, Look):
-            return view.seen(tensor, first_byte(tensor))
+        if isinstance(view, ByteView):
+            return view.tensor_in(tensor, first_byte(tensor))
         with torch.no_grad():
             return tensor.as_strided(*view)
 
@@ -197,7 +197,7 @@ class Recomputation(StepValues):
         return block.variables.run(self._recompute_block, op, block)
 
     def _recompute_block(self, op: Op, block: BlockRun) -> Any:
-        site, first, state = self._sites[op.stage], block.first, block.state
+        planned, first, state = self._planned_blocks[op.stage], block.first, block.state
         assert first is not None and state is not None
         self.refuse_changed(op.stage, state)
         self.in_backward()
@@ -208,10 +208,10 @@ class Recomputation(StepValues):
             if self._check is None or block.fingerprints is None
             else self._check.new_fingerprints(block.fingerprints)
         )
-        recorder = RecomputePack(site.name, first, op.kind == FORWARD_SAVE, checks_metadata, saving, fingerprints)
+        recorder = RecomputePack(planned.name, first, op.kind == FORWARD_SAVE, checks_metadata, saving, fingerprints)
         self._trace.runs.append((op.kind, op.stage))
         with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
-            modules = site.state.modules()
+            modules = planned.state.modules()
             gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
             surroundings.enter_context(parametrized.restored_cache(block.weights))
             # while the forward runs, attributes that the block left are still to be read: keep large ones, too
@@ -224,20 +224,22 @@ class Recomputation(StepValues):
                 run = block.forward
             else:
                 surroundings.enter_context(handlers_in(modules[part] for part in block.calls))
-                run = functools.partial(PartHooks(by_module(modules, block.calls), *hooks(recorder)).run, block.forward)
+                run = functools.partial(
+                    SubmoduleHooks(by_module(modules, block.calls), *hooks(recorder)).run, block.forward
+                )
             recording = contextlib.nullcontext() if saving is None else saving.running(Tree.of((args, kwargs)).leaves)
             with recording:  # records only what the block does
                 output = run(*args, **kwargs)
             recorder.finish()
-            site.state.fills = site.state.fills or attributes.are_filled()
+            planned.state.fills = planned.state.fills or attributes.are_filled()
         if block.samples is not None and self._samples(output, state) != block.samples:
-            site.state.copy_all_buffers()
+            planned.state.copy_all_buffers()
             self.refuse_other_values(op.stage)
         if fingerprints is not None and block.fingerprints is not None and self._check is not None:
             fingerprints.returned(output)
             self._check.compare(op.stage, block.fingerprints, fingerprints)
         if op.kind == FORWARD_SAVE:
-            self._note_saved(op.stage, block, saving, output)
+            self._record_saved(op.stage, block, saving, output)
         return output
 
     def rehearse(self) -> dict[int, Exception]:
@@ -261,7 +263,7 @@ class Recomputation(StepValues):
         saves: whether the recomputation saves tensors.
         """
         if self._flags_differ:
-            surroundings.enter_context(self._switches.in_force())
+            surroundings.enter_context(self._backend_flags.in_force())
         block.modes.enter(surroundings)
         if block.attributes_after is not None:
             surroundings.enter_context(block.attributes_after.in_force())
@@ -276,7 +278,7 @@ class Recomputation(StepValues):
 
     def _build(self, stage: int, block: BlockRun) -> Any:
         """The block's (args, kwargs) for a recomputation: detached tensors that require gradients as in the forward."""
-        for name, tensor, version in block.hidden:
+        for name, tensor, version in block.in_objects:
             if _compat.version(tensor) != version:
                 raise RecomputationError(
                     f"'{self.name(stage)}' cannot be recomputed: {name}, in an object passed to it, was "

@@ -32,7 +32,7 @@ from ..schedule.program import FORWARD_SAVE, Op
 from ..selective.pack_hooks import Packed
 from ..selective.recompute import Item, Recipe, TensorRecompute, mask_of
 from ..selective.saved_tensors import Holder, Lease, written
-from ..selective.submodule_hooks import PartHooks
+from ..selective.submodule_hooks import SubmoduleHooks
 from .block_records import BlockRun, RecomputingStep
 
 #: A saved tensor that is kept: the tensor, its version, and the name of its block.
@@ -75,7 +75,7 @@ class SelectiveRun(Lease):
         self._next_items = iter(recipe.items)
         self._extra = 0  # saved tensors that the recipe does not have
         self._absent: dict[int, weakref.ref[Absent]] = {}
-        self._hooks: PartHooks | None = None  # None: the hooks were active in the whole block
+        self._hooks: SubmoduleHooks | None = None  # None: the hooks were active in the whole block
         self._is_running = True
         self._backward: int | None = None  # number of the first backward that read a saved tensor
 
@@ -90,7 +90,7 @@ class SelectiveRun(Lease):
             if recipe.calls is None:
                 with saved_tensors_hooks(packing.send, _unpack):
                     return forward(*args, **kwargs)
-            self._hooks = PartHooks(recipe.wanted, packing.send, _unpack)
+            self._hooks = SubmoduleHooks(recipe.wanted, packing.send, _unpack)
             return self._hooks.run(forward, *args, **kwargs)
         finally:
             packing.close()  # the graph refers to the generator, and its frame may refer to a tensor with that graph

@@ -44,7 +44,7 @@ import torch
 
 from ..base import _compat
 from ..base.errors import RecomputationError, Unsupported
-from ..base.layouts import Look
+from ..base.layouts import ByteView
 from ..base.tree import Tree, tensors_in, unique_tensors_in
 from ..rerun_state import parametrized
 from ..rerun_state.attributes import Attributes
@@ -60,7 +60,7 @@ from .block_records import Argument, BlockRun, Returned
 from .recomputation import Recomputation, digest
 from .recompute_check import Checks
 from .single_runs import SelectiveRun
-from .step_settings import Settings, Site, Trace
+from .step_settings import PlannedBlock, Settings, Trace
 from .step_transfers import StepTransfers
 from .unplanned_runs import UnplannedRun
 
@@ -73,12 +73,12 @@ class Run(Recomputation):
     def __init__(
         self,
         settings: Settings,
-        sites: dict[int, Site],
+        planned_blocks: dict[int, PlannedBlock],
         trace: Trace,
         step_transfers: StepTransfers | None = None,
         checks: Checks | None = None,
     ) -> None:
-        super().__init__(settings, sites, trace, step_transfers, checks)
+        super().__init__(settings, planned_blocks, trace, step_transfers, checks)
         self._position = 0  # index of the next operation in the list
         self._backward_stage = 0  # the stage whose backward may run now; 0: none
         self.running = 0  # the block whose forward is running; 0: none
@@ -138,8 +138,8 @@ class Run(Recomputation):
         It keeps its inputs alone and is recomputed in its backward, unless the block must not be recomputed. how: why
         the call is unplanned, for the notes of the step.
         """
-        site = self._sites[stage]
-        if site.is_kept:
+        planned = self._planned_blocks[stage]
+        if planned.is_kept:
             self._trace.notes.append(f"'{self.name(stage)}' ran {how}, and was kept")
             return forward(*args, **kwargs)
         self._trace.notes.append(f"'{self.name(stage)}' ran {how}, kept its inputs alone, and is recomputed")
@@ -147,7 +147,7 @@ class Run(Recomputation):
         self.running = stage
         try:
             block = self._record_run(stage, forward, tree, list(map(Argument.kept, tree.leaves)))
-            return UnplannedRun(self, stage, block).forward(site.state, args, kwargs)
+            return UnplannedRun(self, stage, block).forward(planned.state, args, kwargs)
         finally:
             self.running = 0
 
@@ -160,10 +160,10 @@ class Run(Recomputation):
             self._step_transfers.forward_ended()
         self._pending = list(self._watched)
         watched = set(self._watched)
-        self._some_will_not_come = any(self._program.replayed[s] and s not in watched for s in self._sites)
+        self._some_will_not_come = any(self._program.replayed[s] and s not in watched for s in self._planned_blocks)
         for stage in list(self._idle):
             self._release_idle(stage)
-        not_run = [stage for stage in self._sites if stage not in self._ran]
+        not_run = [stage for stage in self._planned_blocks if stage not in self._ran]
         self.left_out = [
             self.name(stage) for stage in not_run if self._program.ref(stage).name not in self.without_gradients
         ]
@@ -172,39 +172,41 @@ class Run(Recomputation):
 
     def _first_run(self, op: Op, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs a block in the forward under saved-tensor hooks. Records all that its recomputation needs."""
-        stage, site = op.stage, self._sites[op.stage]
+        stage, planned = op.stage, self._planned_blocks[op.stage]
         tree = Tree.of_call(args, kwargs)
         block = self._record_run(stage, forward, tree)
-        if site.opened is None:
-            finder, selective = InputFinder(site.state.before()), None
+        if planned.selective is None:
+            finder, selective = InputFinder(planned.state.before()), None
         else:
-            finder = site.opened.find(tree, block.modes, self._switches.key)
-            selective = self._selective_run(op, site, finder, block)
+            finder = planned.selective.find(tree, block.modes, self._backend_flags.key)
+            selective = self._selective_run(op, planned, finder, block)
         if _compat.weights_are_cached():
-            block.weights = parametrized.ForwardWeights(site.state.modules())
-        if site.state.fills or site.state.brings_back:
-            block.attributes_before = Attributes(site.state.modules())
+            block.weights = parametrized.ForwardWeights(planned.state.modules())
+        if planned.state.fills or planned.state.restores_attributes:
+            block.attributes_before = Attributes(planned.state.modules())
         if selective is None:
             output = self._run_recorded(op, block, finder, args, kwargs)
         else:
             output = self._run_selectively(selective, block, finder.before, args, kwargs)
-        if site.state.brings_back:
-            block.attributes_after = HooksAndNames(site.state.modules())
+        if planned.state.restores_attributes:
+            block.attributes_after = HooksAndNames(planned.state.modules())
         passed, tree.leaves, tree.opaque = tree.leaves, [], []
         if not self._program.quiet[stage]:
             self._returns(op, output, passed)
         return output
 
-    def _selective_run(self, op: Op, site: Site, finder: InputFinder, block: BlockRun) -> SelectiveRun | None:
+    def _selective_run(
+        self, op: Op, planned: PlannedBlock, finder: InputFinder, block: BlockRun
+    ) -> SelectiveRun | None:
         """A run under selective recomputation that does not need the list (`single_runs.py`).
 
         None if the block needs the list, or has no recipe for this call yet.
         """
         stage, settings = op.stage, self._settings
-        if site.opened is None or not op.option or not self._program.lasting[stage]:
+        if planned.selective is None or not op.option or not self._program.lasting[stage]:
             return None
-        recipe = site.opened.following(op.option, finder) if settings.determinism_check != "values" else None
-        return None if recipe is None else SelectiveRun(self, site.name, stage, block, recipe, settings.devices)
+        recipe = planned.selective.following(op.option, finder) if settings.determinism_check != "values" else None
+        return None if recipe is None else SelectiveRun(self, planned.name, stage, block, recipe, settings.devices)
 
     def _run_selectively(
         self, run: SelectiveRun, block: BlockRun, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -213,7 +215,7 @@ class Run(Recomputation):
         tree = block.tree
         if tree.opaque or _compat.versions(tree.leaves) != run.versions:
             block.refuse_written(self.name(run.stage), run.versions)
-        block.state = self._sites[run.stage].state.after(before)
+        block.state = self._planned_blocks[run.stage].state.after(before)
         reason = run.finish()
         if reason:
             self._note_not_selective(run.stage, reason)
@@ -223,7 +225,7 @@ class Run(Recomputation):
         self, op: Op, block: BlockRun, finder: InputFinder, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs a block under pack hooks. The schedule then empties and fills the holders of its saved tensors."""
-        stage, site = op.stage, self._sites[op.stage]
+        stage, planned = op.stage, self._planned_blocks[op.stage]
         lease, self._blocks[stage] = self._lease(stage), block
         block.recompute_state = None if finder.key is None else RecomputeState(finder.key)
         saving = self._saving(op, block)
@@ -235,13 +237,13 @@ class Run(Recomputation):
         try:
             with active(first), _NOTHING if saving is None else saving.running(leaves):
                 output = block.forward(*args, **kwargs)
-            block.refuse_written(site.name, first.versions)
+            block.refuse_written(planned.name, first.versions)
         except BaseException:
             self._free_block(stage)
             raise
-        block.state = site.state.after(finder.before)
-        self.note_returned(block, output)
-        self._note_saved(stage, block, saving, output)
+        block.state = planned.state.after(finder.before)
+        self.record_returned(block, output)
+        self._record_saved(stage, block, saving, output)
         if first.close():
             self._idle[stage] = lease
         return output
@@ -286,15 +288,15 @@ class Run(Recomputation):
         a stage is not started before the stage has run. While the forward runs, a backward stops it: otherwise the
         forward would wait for the copies that this backward waits for.
         """
-        ops, crossed_outside = self._program.ops, False
+        ops, crossed_segment = self._program.ops, False
         while self._position < len(ops):
             op = ops[self._position]
-            if op.kind in ON_VALUES and not (crossed_outside and op.kind == PREFETCH):
+            if op.kind in ON_VALUES and not (crossed_segment and op.kind == PREFETCH):
                 self._perform(self._position)
             elif op.kind == PREFETCH or self._program.is_block[op.stage] or self._is_to_come(op):
                 return
             else:
-                crossed_outside = True
+                crossed_segment = True
                 self._wait(self._position)
             self._position += 1
 
@@ -423,9 +425,9 @@ class Run(Recomputation):
         of the block's backward.
         """
         stage = holder.lease.stage
-        self._refuse_inside(stage)
+        self._refuse_inner_gradients(stage)
         self.boundary(stage)
-        if holder.is_empty and isinstance(holder, RecomputableHolder) and self._program.opened[stage]:
+        if holder.is_empty and isinstance(holder, RecomputableHolder) and self._program.selective[stage]:
             self._perform_recompute(Op(FORWARD_SAVE, stage))
         if holder.is_empty:
             raise RecomputationError(
@@ -436,7 +438,7 @@ class Run(Recomputation):
     def recomputed(self, holder: RecomputableHolder) -> torch.Tensor | None:
         """Recomputes one saved tensor under selective recomputation; None if the whole block must be recomputed."""
         stage = holder.lease.stage
-        self._refuse_inside(stage)
+        self._refuse_inner_gradients(stage)
         if self._backward_stage != stage:
             self.boundary(stage)
         recompute_state, block = holder.recompute_state, self._blocks.get(stage)
@@ -448,7 +450,7 @@ class Run(Recomputation):
             self._give_up(stage, recompute_state)
         return tensor
 
-    def _refuse_inside(self, stage: int) -> None:
+    def _refuse_inner_gradients(self, stage: int) -> None:
         if self.running == stage:
             raise Unsupported(f"'{self.name(stage)}' computes gradients inside its own forward; keep this block")
 
@@ -456,12 +458,17 @@ class Run(Recomputation):
         """Ends selective recomputation of this run: a recomputed tensor differed, or one of its inputs is freed."""
         recompute: TensorRecompute | None = recompute_state.recompute
         recompute_state.recompute = None
-        opened = self._sites[stage].opened
-        if opened is not None and recompute is not None and recompute.prints is not None and recompute.was_wrong:
-            opened.distrust(recompute_state.key, "did not give the same tensors again")
+        selective = self._planned_blocks[stage].selective
+        if (
+            selective is not None
+            and recompute is not None
+            and recompute.fingerprints is not None
+            and recompute.was_wrong
+        ):
+            selective.distrust(recompute_state.key, "did not give the same tensors again")
         self.note_whole_recompute(stage)
 
-    def argument_of(self, stage: int, index: int, view: View | Look | None) -> torch.Tensor:
+    def argument_of(self, stage: int, index: int, view: View | ByteView | None) -> torch.Tensor:
         """A saved tensor that is one of the block's arguments, or a view of one."""
         block = self._blocks.get(stage)
         if block is None:

@@ -11,7 +11,7 @@ from ..rerun_state.module_state import BlockState
 from ..schedule.program import (
     Program,
 )
-from ..selective.block_runs import OpenedBlock
+from ..selective.block_runs import SelectiveBlock
 
 
 @dataclass(frozen=True)
@@ -27,12 +27,12 @@ class Settings:
 
 
 @dataclass
-class Site:
+class PlannedBlock:
     """A planned block as a step sees it."""
 
     name: str
     state: BlockState
-    opened: OpenedBlock | None = None
+    selective: SelectiveBlock | None = None
     is_kept: bool = False  # it must not be recomputed
 
 

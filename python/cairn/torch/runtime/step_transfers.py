@@ -121,16 +121,16 @@ class PlanTier:
     def open(self, transfer_plan: TransferPlan) -> None:
         """Opens the tier now, so that the first step does not wait for it."""
         with self._lock:
-            self._opened(transfer_plan)
+            self._opened_tier(transfer_plan)
 
     def _begin(self, transfer_plan: TransferPlan) -> StepTransfers:
-        transfers = self._opened(transfer_plan)
+        transfers = self._opened_tier(transfer_plan)
         transfers.begin_step()
         step_transfers = StepTransfers(transfer_plan, transfers)
         self._lent = weakref.ref(step_transfers)
         return step_transfers
 
-    def _opened(self, transfer_plan: TransferPlan) -> Transfers:
+    def _opened_tier(self, transfer_plan: TransferPlan) -> Transfers:
         if self.transfers is None:
             tier = open_tier(self._where, transfer_plan.slab_bytes, self._device, host_budget=self._host_budget)
             self.transfers = Transfers(tier, self._device, self._shared)

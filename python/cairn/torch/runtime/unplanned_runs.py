@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..base.errors import RecomputationError, Unsupported
-from ..base.layouts import Look
+from ..base.layouts import ByteView
 from ..rerun_state.attributes import Attributes
 from ..rerun_state.attributes_and_hooks import HooksAndNames
 from ..rerun_state.module_state import BlockState
@@ -35,7 +35,7 @@ class UnplannedRun(Lease):
     def forward(self, state: BlockState, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the block and returns its output."""
         block, before = self._block, state.before()
-        if state.fills or state.brings_back:
+        if state.fills or state.restores_attributes:
             block.attributes_before = Attributes(state.modules())
         block.fingerprints = self.run.new_fingerprints()
         first = block.first = FirstRunPack(
@@ -45,9 +45,9 @@ class UnplannedRun(Lease):
             output = block.forward(*args, **kwargs)
         block.refuse_written(self.run.name(self.stage), first.versions)
         block.state = state.after(before)
-        if state.brings_back:
+        if state.restores_attributes:
             block.attributes_after = HooksAndNames(state.modules())
-        self.run.note_returned(block, output)
+        self.run.record_returned(block, output)
         first.close()
         block.tree.leaves, block.tree.opaque = [], []
         self._is_running = False
@@ -62,6 +62,6 @@ class UnplannedRun(Lease):
         if holder.is_empty:
             raise RecomputationError(f"a tensor that '{name}' saved is missing after its recomputation")
 
-    def saved_argument(self, index: int, view: View | Look | None) -> torch.Tensor:
+    def saved_argument(self, index: int, view: View | ByteView | None) -> torch.Tensor:
         """A tensor that the block saved and that is one of its arguments, or a view of one."""
         return self.run.view_of(self.run.find(self.stage, self._block, index), view)

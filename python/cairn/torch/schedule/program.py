@@ -91,7 +91,7 @@ class Program:
     native: list[bool]  # lasting stages that keep all saved tensors
     is_block: list[bool]
     replayed: list[bool]  # blocks that need the list; one entry more, for the stage after the last
-    opened: list[bool]  # blocks under selective recomputation
+    selective: list[bool]  # blocks under selective recomputation
     watched: list[bool]  # the list advances when the gradient of the stage's output is ready
     releases: list[tuple[Value, ...]] = field(default_factory=list)  # by op: values read there for the last time
     quiet: list[bool] = field(default_factory=list)  # stages with nothing to do after their first forward
@@ -151,13 +151,13 @@ def compile_program(
     compiled = _Residency(refs).trace(parsed)
     first_forward, backward = _positions(refs, compiled)
     lasting = _lasting_stages(refs, compiled)
-    opened = [any(op.stage == i and op.option and not op.is_idle for op in compiled) for i in range(len(refs) + 1)]
-    native = [lasts and not opened[i] for i, lasts in enumerate(lasting)]
+    selective = [any(op.stage == i and op.option and not op.is_idle for op in compiled) for i in range(len(refs) + 1)]
+    native = [lasts and not selective[i] for i, lasts in enumerate(lasting)]
     is_block = [False, *(ref.is_block for ref in refs)]
     replayed = [*(block and not lasts for block, lasts in zip(is_block, lasting, strict=True)), False]
     watched = _watched_stages(refs, compiled, first_forward, replayed, waiting)
     program = Program(
-        refs, tuple(compiled), first_forward, backward, lasting, native, is_block, replayed, opened, watched
+        refs, tuple(compiled), first_forward, backward, lasting, native, is_block, replayed, selective, watched
     )
     program.releases = _last_reads(program)
     program.quiet = [

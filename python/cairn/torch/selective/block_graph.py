@@ -91,7 +91,7 @@ class Pack:
     """A tensor that autograd saves. `maker`: the kind of its `grad_fn`; None: it existed before the block.
 
     cyclic: it may be an output of the node that saves it, so the graph must not hold it with its `grad_fn`.
-    read_inside: the block reads it before its end, in a backward of its own.
+    read_in_forward: the block reads it before its end, in a backward of its own.
     """
 
     use: Use | None  # None: not a plain tensor, or its value as another type, conjugate or negative
@@ -100,7 +100,7 @@ class Pack:
     device: torch.device
     maker: Any
     cyclic: bool = True
-    read_inside: bool = False
+    read_in_forward: bool = False
 
     def matches(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of another run may correspond to this one."""
@@ -119,7 +119,7 @@ class BlockGraph:
     operations: list[Operation]
     packs: list[Pack]
     returned: frozenset[int]
-    closed: str = ""  # why the block cannot be opened; empty: it can
+    closed: str = ""  # why the block has no options; empty: it may have
     calls: Sequence[Call] = ()
 
     def is_dense(self, value: int) -> bool:

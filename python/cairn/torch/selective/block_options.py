@@ -270,7 +270,7 @@ class _Model:
         self._overhead_ns, self._is_ideal = 0 if ideal else REPLAY_OVERHEAD_NS, ideal
         self._saved_values = saved_values(graph)
         self._masks = masks(graph)
-        self._read_in_forward = {p.use.value for p in graph.packs if p.read_inside and p.use is not None}
+        self._read_in_forward = {p.use.value for p in graph.packs if p.read_in_forward and p.use is not None}
         self._free = self._free_values()
         outputs = (v for v in graph.values if v.storage in graph.returned and v.root is None and not v.overwritten)
         self._outputs = {v.index for v in outputs} if ideal else set()

@@ -1,10 +1,11 @@
 """Selective recomputation of a block in a training step: runs the block under an option other than "keep everything".
 
-For each stage under selective recomputation a plan has (`Inside`): what each option does with every saved tensor, the
-order in which a backward reads the saved tensors, and a digest of the block's operations. The plan does not say how
-tensors are recomputed. That is recorded here, in the first step that runs the block with arguments of certain shapes
-and dtypes, modes and attributes. The recording is valid as long as its guards hold (`matching_runs.py`). In that step
-every recomputed tensor is compared in full with the one that was dropped. In later steps, on the CPU, a few bytes are.
+For each stage under selective recomputation a plan has `SelectiveOptions`: what each option does with every saved
+tensor, the order in which a backward reads the saved tensors, and a digest of the block's operations. The plan does not
+say how tensors are recomputed. The first step that runs the block with arguments of certain shapes and dtypes, modes
+and attributes records that. The recording is valid as long as its guards hold (`matching_runs.py`). The step that
+records compares every recomputed tensor in full with the one that was dropped. Later steps compare a few bytes, on the
+CPU.
 
 In case of doubt the whole block is recomputed, as a block that keeps nothing: if it does something other than in the
 profile, if a recomputed tensor is wrong, or if an input of it is gone. The step's notes say so. The result is as exact;
@@ -39,50 +40,50 @@ from .submodule_hooks import Handlers, by_module
 
 
 @dataclasses.dataclass(frozen=True)
-class Inside:
+class SelectiveOptions:
     """What a plan says about one stage under selective recomputation."""
 
     digest: str  # of the recorded operations
     asked: tuple[int, ...]  # the order in which a backward asked for the saved tensors
     draws: tuple[int, ...]  # random operations come after so many saved tensors
-    options: tuple[str, ...]  # decisions, by option; the first keeps everything
+    decisions: tuple[str, ...]  # a letter for each saved tensor, by option; the first keeps everything
 
     def to_json(self) -> dict[str, Any]:
-        fields = {"asked": list(self.asked), "draws": list(self.draws), "options": list(self.options)}
+        fields = {"asked": list(self.asked), "draws": list(self.draws), "decisions": list(self.decisions)}
         return {"digest": self.digest, **fields}
 
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Inside:
-        return cls(str(data["digest"]), tuple(data["asked"]), tuple(data["draws"]), tuple(data["options"]))
+    def from_json(cls, data: Mapping[str, Any]) -> SelectiveOptions:
+        return cls(str(data["digest"]), tuple(data["asked"]), tuple(data["draws"]), tuple(data["decisions"]))
 
 
-class OpenedBlock:
+class SelectiveBlock:
     """A block under selective recomputation: its recordings and their recipes."""
 
-    def __init__(self, inside: Inside, state: BlockState, name: str, handlers: Handlers) -> None:
-        self.inside, self.state, self._name, self._handlers = inside, state, name, handlers
+    def __init__(self, options: SelectiveOptions, state: BlockState, name: str, handlers: Handlers) -> None:
+        self.options, self.state, self._name, self._handlers = options, state, name, handlers
         self._latest: Latest | None = None
         self._numbers: list[int] | None = None  # of what its modules held in the run before
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
-        self._entries: dict[Any, Entry] = known.setdefault((inside, len(modules)), {})
+        self._entries: dict[Any, Entry] = known.setdefault((options, len(modules)), {})
         for oldest in list(known)[:-_PLANS_KEPT]:
             known.pop(oldest, None)  # another thread may be here as well
 
-    def find(self, tree: Tree, modes: Modes, switches: Any) -> InputFinder:
+    def find(self, tree: Tree, modes: Modes, backend_flags: Any) -> InputFinder:
         """Called before a run: the state that it reads, and a recording whose guards hold, if any."""
         latest = self._latest  # another thread may replace it
         if latest is not None:
-            before = latest.before(tree, modes, switches)
+            before = latest.before(tree, modes, backend_flags)
             if before is not None:
                 return InputFinder(before, latest.key, latest.entry, is_settled=True)
-        before, seen = self.state.before(), matching_runs.seen(tree, modes, switches)
-        finding = InputFinder(before, Key((*seen, matching_runs.looks_of([*before.parameters, *before.buffers]))))
+        before, seen = self.state.before(), matching_runs.call_key(tree, modes, backend_flags)
+        finding = InputFinder(before, Key((*seen, matching_runs.metadata_of([*before.parameters, *before.buffers]))))
         entry = self._entries.get(finding.key)
         if entry is not None and entry.constants.hold(before.modules, before.attributes, before.children):
             finding.entry, numbers = entry, entry.constants.numbers
             is_steady = numbers is not None and numbers == self._numbers and self.state.is_steady
-            self._latest = Latest.of(finding, Called.of(tree, modes, switches), latest) if is_steady else None
+            self._latest = Latest.of(finding, Called.of(tree, modes, backend_flags), latest) if is_steady else None
             self._numbers = numbers
         return finding
 
@@ -114,7 +115,7 @@ class OpenedBlock:
         if entry.graph is None:
             return None
         if option not in entry.recipes:
-            decisions, asked = self.inside.options[option], self.inside.asked
+            decisions, asked = self.options.decisions[option], self.options.asked
             try:
                 entry.recipes[option] = compile_recipe(entry.graph, decisions, asked, self._name)
             except ValueError as error:
@@ -131,7 +132,7 @@ class OpenedBlock:
         changed = not constants.hold(self.state.modules(), self.state.attributes())
         if not reason and changed and before is not None and before.changed:
             reason = f"changes {constants.difference(self.state.modules())} in every run"
-        if not reason and (graph.digest() != self.inside.digest or len(graph.packs) != len(self.inside.options[0])):
+        if not reason and (graph.digest() != self.options.digest or len(graph.packs) != len(self.options.decisions[0])):
             reason = "does something else than while it was profiled"
         self._entries[key] = Entry(None if reason else graph, reason, constants, changed)
         for oldest in list(self._entries)[:-_ENTRIES_KEPT]:
@@ -163,9 +164,9 @@ class Saving:
     reason = ""  # why no saved tensor can be recomputed alone
     difference = ""  # the guard that failed, so that the block is recorded again
 
-    def __init__(self, block: OpenedBlock, option: int, devices: Sequence[torch.device]) -> None:
+    def __init__(self, block: SelectiveBlock, option: int, devices: Sequence[torch.device]) -> None:
         self.block, self.option = block, option
-        self._decisions = block.inside.options[option]
+        self._decisions = block.options.decisions[option]
         self._devices = tuple(devices)
         self._count = 0
 
@@ -191,7 +192,7 @@ class _Following(Saving):
 
     def __init__(
         self,
-        block: OpenedBlock,
+        block: SelectiveBlock,
         option: int,
         devices: Sequence[torch.device],
         recipe: Recipe | None,
@@ -232,7 +233,7 @@ class _Recording(Saving):
     """A run that is recorded, and whose recomputed tensors are compared in full."""
 
     def __init__(
-        self, block: OpenedBlock, option: int, key: Any, devices: Sequence[torch.device], difference: str = ""
+        self, block: SelectiveBlock, option: int, key: Any, devices: Sequence[torch.device], difference: str = ""
     ) -> None:
         super().__init__(block, option, devices)
         self.difference = difference
@@ -241,7 +242,7 @@ class _Recording(Saving):
         self._recorder: BlockRecorder | None = None
         self._kept: dict[int, torch.Tensor] = {}  # and masks
         self._states: dict[int, RandomState] = {}
-        self._prints: dict[int, Any] = {}
+        self._fingerprints: dict[int, Any] = {}
 
     @contextlib.contextmanager
     def running(self, arguments: Sequence[torch.Tensor]) -> Iterator[None]:
@@ -266,12 +267,12 @@ class _Recording(Saving):
         self._recorder.pack(tensor)
         letter = self._decisions[index] if index < len(self._decisions) else KEEP
         if letter != KEEP:
-            self._prints[index] = fingerprint(tensor)
+            self._fingerprints[index] = fingerprint(tensor)
         if letter == MASK:
             self._kept[index] = mask_of(tensor)
         elif letter == KEEP:
             self._kept[index] = tensor.detach()
-        if self._count in self.block.inside.draws:
+        if self._count in self.block.options.draws:
             self._states[self._count] = RandomState(self._devices)
         return letter == KEEP
 
@@ -285,7 +286,7 @@ class _Recording(Saving):
         if recipe is None:
             return None
         recompute = TensorRecompute(recipe)
-        recompute.prints = self._prints
+        recompute.fingerprints = self._fingerprints
         for index in recipe.held:
             recompute.hold(index, kept[index])
         for count in recipe.states:

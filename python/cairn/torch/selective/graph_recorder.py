@@ -204,9 +204,9 @@ class _Notes:
         op = Operation(func, tree, operands, {}, {}, 0, len(self._packs), nanoseconds=took)
         op.random = torch.Tag.nondeterministic_seeded in func.tags
         op.reason = "" if all(known) else "works on tensors of a class of its own"
-        self._note_results(op, result)
+        self._record_results(op, result)
         if op.made or written or op.random:
-            self._note_writes(op, tree.leaves, written)
+            self._record_writes(op, tree.leaves, written)
             op.reason = op.reason or self._reason(op, dtypes)
             for value in op.values:
                 self._values[value].operation = len(self._operations)
@@ -229,7 +229,7 @@ class _Notes:
         self._current[reference.key] = value
         return value
 
-    def _note_results(self, op: Operation, result: Any) -> None:
+    def _record_results(self, op: Operation, result: Any) -> None:
         for position, tensor in enumerate(tensors_in(result)):
             op.results += 1
             if not _is_plain(tensor):
@@ -237,7 +237,7 @@ class _Notes:
             elif _compat.storage_id(tensor) not in self._current:
                 op.made[position] = self._value(tensor).index
 
-    def _note_writes(self, op: Operation, leaves: Sequence[torch.Tensor], written: Sequence[int]) -> None:
+    def _record_writes(self, op: Operation, leaves: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         done: set[int] = set()
         for index in written:
             old = self._current[_compat.storage_id(leaves[index])]
@@ -301,7 +301,7 @@ class _Notes:
         self._refuse_hidden_draws()
         packs = list(map(self._as_backwards_find_it, self._packs))
         for index in self.read:
-            packs[index] = dataclasses.replace(packs[index], read_inside=True)
+            packs[index] = dataclasses.replace(packs[index], read_in_forward=True)
         for op in self._operations:
             simplify(op, self._values)
         return BlockGraph(self._values, self._operations, packs, returned, self._closed, self.calls)

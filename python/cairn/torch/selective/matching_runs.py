@@ -72,7 +72,7 @@ class Latest:
     and a parameter that is replaced must be freed. Nor does it keep parameters of a module that is gone.
     """
 
-    __slots__ = ("_addresses", "_called", "_children", "_looks", "_owners", "_registries", "entry", "key")
+    __slots__ = ("_addresses", "_called", "_children", "_tensor_guard", "_owners", "_registries", "entry", "key")
 
     def __init__(self, finding: InputFinder, entry: Entry, called: Called, known: Latest | None) -> None:
         before = finding.before
@@ -82,10 +82,10 @@ class Latest:
         registries = self._registries = [module._parameters for module in owners]
         self._owners = [weakref.ref(module, lambda _: registries.clear()) for module in owners]
         self._addresses = _compat.addresses(before.parameters)
-        looks = known._looks if known is not None else None
-        is_known = looks is not None and looks.hold(before.parameters)
-        self._looks: _compat.TensorGuard = (
-            looks if looks is not None and is_known else _compat.TensorGuard(before.parameters)
+        guard = known._tensor_guard if known is not None else None
+        is_known = guard is not None and guard.hold(before.parameters)
+        self._tensor_guard: _compat.TensorGuard = (
+            guard if guard is not None and is_known else _compat.TensorGuard(before.parameters)
         )
 
     @classmethod
@@ -102,15 +102,15 @@ class Latest:
         is_watched = entry.constants.watch(before.modules, before.attributes)
         return cls(finding, entry, called, known) if is_watched else None
 
-    def before(self, tree: Tree, modes: Modes, switches: Any) -> Before | None:
+    def before(self, tree: Tree, modes: Modes, backend_flags: Any) -> Before | None:
         """The state that a call with these arguments reads; None if it may have changed. Submodules and their
         attributes, which have not changed, are left out.
         """
         constants = self.entry.constants
-        if not (self._called.is_like(tree, modes, switches) and constants.still_hold()):
+        if not (self._called.is_like(tree, modes, backend_flags) and constants.still_hold()):
             return None
         parameters = list(itertools.chain.from_iterable(map(_values_of, self._registries)))
-        if _compat.addresses(parameters) != self._addresses or not self._looks.hold(parameters):
+        if _compat.addresses(parameters) != self._addresses or not self._tensor_guard.hold(parameters):
             return None
         return Before((), (), self._children, parameters, [], [], {}, addresses=self._addresses, flags=constants.flags)
 
@@ -118,27 +118,27 @@ class Latest:
 class Called:
     """Guards on the arguments and modes of a call."""
 
-    __slots__ = ("_are_leaves", "_looks", "_modes", "_offsets", "_shape", "_shared", "_switches")
+    __slots__ = ("_are_leaves", "_tensor_guard", "_modes", "_offsets", "_shape", "_shared", "_backend_flags")
 
-    def __init__(self, tree: Tree, modes: Modes, switches: Any) -> None:
-        self._shape, self._modes, self._switches = _shape_of(tree), modes, switches
-        self._looks, self._shared = _compat.TensorGuard(tree.leaves), _shared(tree.leaves)
+    def __init__(self, tree: Tree, modes: Modes, backend_flags: Any) -> None:
+        self._shape, self._modes, self._backend_flags = _shape_of(tree), modes, backend_flags
+        self._tensor_guard, self._shared = _compat.TensorGuard(tree.leaves), _shared(tree.leaves)
         self._are_leaves, self._offsets = list(map(_is_leaf, tree.leaves)), list(map(_offset_of, tree.leaves))
 
     @classmethod
-    def of(cls, tree: Tree, modes: Modes, switches: Any) -> Called | None:
+    def of(cls, tree: Tree, modes: Modes, backend_flags: Any) -> Called | None:
         """None where an argument is a tensor without strides, such as a sparse one."""
         is_usual = all(leaf.layout is torch.strided for leaf in tree.leaves)
-        return cls(tree, modes, switches) if is_usual else None
+        return cls(tree, modes, backend_flags) if is_usual else None
 
-    def is_like(self, tree: Tree, modes: Modes, switches: Any) -> bool:
+    def is_like(self, tree: Tree, modes: Modes, backend_flags: Any) -> bool:
         """Whether another call is surely the same, apart from the values in the tensors."""
         leaves = tree.leaves
         return (
             modes == self._modes
-            and switches == self._switches
+            and backend_flags == self._backend_flags
             and _shape_of(tree) == self._shape
-            and self._looks.hold(leaves)
+            and self._tensor_guard.hold(leaves)
             and list(map(_is_leaf, leaves)) == self._are_leaves
             and list(map(_offset_of, leaves)) == self._offsets
             and (len(leaves) < 2 or _shared(leaves) == self._shared)
@@ -150,22 +150,22 @@ def _shape_of(tree: Tree) -> Any:
     return (tree.shape, tuple(tree.shape[1])) if tree.is_plain else frozen(tree.shape)
 
 
-def seen(tree: Tree, modes: Modes, switches: Any) -> tuple[Any, ...]:
+def call_key(tree: Tree, modes: Modes, backend_flags: Any) -> tuple[Any, ...]:
     """A key of the arguments and modes of a call."""
-    return frozen(tree.shape), modes, switches, *map(_leaf_look_of, tree.leaves), *_shared(tree.leaves)
+    return frozen(tree.shape), modes, backend_flags, *map(_leaf_metadata, tree.leaves), *_shared(tree.leaves)
 
 
-def looks_of(own: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
+def metadata_of(own: Sequence[torch.Tensor | None]) -> tuple[Any, ...]:
     """A key of a block's parameters and buffers: which require gradients, their strides, and which share a storage."""
-    return *_looks_of(own), *_shared(own)
+    return *_metadata_of_all(own), *_shared(own)
 
 
-def _looks_of(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
+def _metadata_of_all(tensors: Sequence[torch.Tensor | None]) -> list[Any]:
     try:
-        return [*map(_own_look_of, tensors), *map(_place_of, tensors)]  # type: ignore[arg-type]
+        return [*map(_own_metadata, tensors), *map(_place_of, tensors)]  # type: ignore[arg-type]
     except (AttributeError, RuntimeError):  # one is None, or sparse
         known = [None if t is None or t.layout is not torch.strided else _place_of(t) for t in tensors]
-        return [*(None if t is None else _own_look_of(t) for t in tensors), *known]
+        return [*(None if t is None else _own_metadata(t) for t in tensors), *known]
 
 
 def _shared(tensors: Sequence[torch.Tensor | None]) -> list[int]:
@@ -175,8 +175,8 @@ def _shared(tensors: Sequence[torch.Tensor | None]) -> list[int]:
     return [first.setdefault(key, index) if key else -1 for index, key in enumerate(keys)]
 
 
-def _leaf_look_of(leaf: torch.Tensor) -> Any:
-    return _look_of(leaf), _place_of(leaf) if leaf.layout is torch.strided else None
+def _leaf_metadata(leaf: torch.Tensor) -> Any:
+    return _metadata(leaf), _place_of(leaf) if leaf.layout is torch.strided else None
 
 
 def _place_of(tensor: torch.Tensor) -> Any:
@@ -187,5 +187,5 @@ def _place_of(tensor: torch.Tensor) -> Any:
 _values_of: Any = dict.values
 _is_leaf = operator.attrgetter("is_leaf")
 _offset_of = torch.Tensor.storage_offset
-_own_look_of = operator.attrgetter("requires_grad", "shape", "dtype")
-_look_of = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")
+_own_metadata = operator.attrgetter("requires_grad", "shape", "dtype")
+_metadata = operator.attrgetter("shape", "dtype", "device", "requires_grad", "is_leaf")

@@ -23,7 +23,7 @@ import torch
 
 from ..base import _compat
 from ..base.errors import RecomputationError, Unsupported
-from ..base.layouts import Look, first_byte
+from ..base.layouts import ByteView, first_byte
 from .saved_tensors import (
     ArgumentHolder,
     Holder,
@@ -321,10 +321,10 @@ class _TemporaryTensor:
         return self.tensor
 
 
-def _view_of(argument: torch.Tensor, tensor: torch.Tensor) -> View | Look | None:
+def _view_of(argument: torch.Tensor, tensor: torch.Tensor) -> View | ByteView | None:
     """The view of an argument that a tensor is; None if it is the argument itself."""
     if _kind(tensor) != _kind(argument):
-        return Look.of(tensor, first_byte(argument))
+        return ByteView.of(tensor, first_byte(argument))
     view = geometry(tensor)
     return None if view == geometry(argument) else view
 

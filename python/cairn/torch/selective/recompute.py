@@ -256,7 +256,17 @@ def mask_of(noise: torch.Tensor) -> torch.Tensor:
 class TensorRecompute:
     """What one run of a block holds to recompute the saved tensors that it did not keep."""
 
-    __slots__ = ("_kept", "_made", "_position", "_running", "_samples", "_states", "prints", "recipe", "was_wrong")
+    __slots__ = (
+        "_kept",
+        "_made",
+        "_position",
+        "_running",
+        "_samples",
+        "_states",
+        "fingerprints",
+        "recipe",
+        "was_wrong",
+    )
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -267,7 +277,9 @@ class TensorRecompute:
         self._running: Running | None = None
         self._position = 0  # in the recipe's order: the tensor that the code recomputes next
         self.was_wrong = False  # a recomputed tensor differs from the saved one
-        self.prints: dict[int, Any] | None = None  # fingerprints of tensors that were not kept, in the recorded step
+        self.fingerprints: dict[int, Any] | None = (
+            None  # fingerprints of tensors that were not kept, in the recorded step
+        )
 
     def take_state(self, packs: int, state: RandomState) -> None:
         """Records the random state after so many saved tensors."""
@@ -330,8 +342,8 @@ class TensorRecompute:
         tensor = self._made.pop()
         if tensor is None:  # the operation did not return it
             self.was_wrong = True
-        elif self.prints is not None:
-            self.was_wrong = self.prints.get(index) != fingerprint(tensor)
+        elif self.fingerprints is not None:
+            self.was_wrong = self.fingerprints.get(index) != fingerprint(tensor)
         else:
             sample = recipe.samples[index]
             self.was_wrong = sample is not None and sample.of(tensor) != self._samples.get(index)

@@ -141,10 +141,10 @@ class _Writer:
         self._last: dict[int, tuple[int, int]] = {}  # by value: the last segment and operation that reads it
         self._last_load: dict[Source, int] = {}
         for number, (pack, chosen) in enumerate(zip(order, needed, strict=True)):
-            self._note_uses(number, pack, chosen)
+            self._record_uses(number, pack, chosen)
         self._scaled = self._scalings([index for chosen in needed for index in chosen])
 
-    def _note_uses(self, number: int, pack: int, chosen: Sequence[int]) -> None:
+    def _record_uses(self, number: int, pack: int, chosen: Sequence[int]) -> None:
         for index in chosen:
             for value in self._read(index):
                 self._last[value] = number, index
@@ -236,7 +236,7 @@ class _Writer:
     # segments
 
     def segment(self, number: int, pack: int, chosen: Sequence[int]) -> None:
-        self._looks: dict[int, View] = {}  # how the tensor in a variable looks
+        self._views: dict[int, View] = {}  # how the tensor in a variable looks
         self._bound.add("where")
         self._line(f"where = yield  # saved tensor {pack}")
         loaded = self._loaded(pack, chosen)
@@ -246,7 +246,7 @@ class _Writer:
         for index in chosen:
             self._operation(number, index)
         use = self._use(pack)
-        view = self._look(use)
+        view = self._view_of(use)
         self._line(f"made.append({self._view(f'v{use.value}', view)})")
         touched = [*loaded, use.value, *(v for i in chosen for v in (*self._read(i), *self._values(i)))]
         self._delete([f"v{v}" for v in touched if v in loaded or self._last.get(v, (-1, 0))[0] <= number])
@@ -259,20 +259,20 @@ class _Writer:
         kind, index = source
         if kind == PACK:
             self._line(f"{self._bind(value)} = {self._held(number, source)}")
-            self._looks[value] = self._use(index).view
+            self._views[value] = self._use(index).view
             return
         reader = "argument" if kind == ARGUMENT else "buffer" if kind == BUFFER else "parameter"
         self._line(f"{self._bind(value)} = where.{reader}({index}).detach()")
-        self._looks[value] = self._graph.values[value].base
+        self._views[value] = self._graph.values[value].base
 
     def _held(self, number: int, source: Source) -> str:
         self.held.add(source[1])
         is_last = self._last_load[source] == number and not self._again
         return f"{'held_last' if is_last else 'held'}(kept, {source[1]})"
 
-    def _look(self, use: Use) -> View | None:
+    def _view_of(self, use: Use) -> View | None:
         """The size, stride and offset of an operand; None if they are those of the variable."""
-        return None if self._looks.get(use.value, self._graph.values[use.value].base) == use.view else use.view
+        return None if self._views.get(use.value, self._graph.values[use.value].base) == use.view else use.view
 
     def _operation(self, number: int, index: int) -> None:
         op = self._graph.operations[index]
@@ -306,7 +306,7 @@ class _Writer:
             if self._copies(old, number, index):
                 whole = self._view(whole, self._graph.values[old].base) + ".clone()"
             self._line(f"{self._bind(new)} = {whole}")
-        operands = [self._view(f"v{replaced.get(u.value, u.value)}", self._look_written(u, replaced))
+        operands = [self._view(f"v{replaced.get(u.value, u.value)}", self._view_written(u, replaced))
                     for u in op.operands]  # fmt: skip
         arguments, options = op.tree.shape
         parts = [self._text(item, operands) for item in arguments]
@@ -333,9 +333,9 @@ class _Writer:
                 self._line(f"{self._bind(value)} = results[{position}]")
             self._line("del results")
 
-    def _look_written(self, use: Use, replaced: dict[int, int]) -> View | None:
+    def _view_written(self, use: Use, replaced: dict[int, int]) -> View | None:
         if use.value not in replaced:
-            return self._look(use)
+            return self._view_of(use)
         return None if self._graph.values[use.value].base == use.view else use.view
 
     def _copies(self, old: int, number: int, index: int) -> bool:

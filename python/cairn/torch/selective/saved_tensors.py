@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 
 from ..base import _compat
-from ..base.layouts import Look
+from ..base.layouts import ByteView
 from ..rerun_state.module_state import Record
 
 Meta = tuple[torch.Size, torch.dtype, torch.device]
@@ -32,7 +32,7 @@ class Step(Protocol):
     def name(self, stage: int) -> str:
         """The name of a stage, for messages."""
 
-    def argument_of(self, stage: int, index: int, view: View | Look | None) -> torch.Tensor:
+    def argument_of(self, stage: int, index: int, view: View | ByteView | None) -> torch.Tensor:
         """A tensor that a block saved and that is one of its arguments, or a view of one."""
 
     def record_of(self, stage: int) -> Record:
@@ -63,7 +63,7 @@ class Lease:
         """A tensor among the block's arguments, from which saved tensors are recomputed."""
         return self.saved_argument(index, None)
 
-    def saved_argument(self, index: int, view: View | Look | None) -> torch.Tensor:
+    def saved_argument(self, index: int, view: View | ByteView | None) -> torch.Tensor:
         """A tensor that the block saved and that is one of its arguments, or a view of one."""
         return self.run.argument_of(self.stage, index, view)
 
@@ -138,7 +138,7 @@ class ArgumentHolder(Holder):
 
     __slots__ = ("_index", "_view")
 
-    def __init__(self, lease: Lease, index: int, view: View | Look | None) -> None:
+    def __init__(self, lease: Lease, index: int, view: View | ByteView | None) -> None:
         self.lease, self.tensor, self.version = lease, None, 0
         self._index, self._view = index, view
 

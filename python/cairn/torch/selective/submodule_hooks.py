@@ -35,7 +35,7 @@ class Listener(Protocol):
         """Run a submodule, given by its identity."""
 
 
-class PartHooks:
+class SubmoduleHooks:
     """The hooks of one run of a block, active in the calls of submodules that `by_module` lists."""
 
     __slots__ = ("_entered", "_numbers", "_pack", "_unpack", "_wanted")
@@ -120,7 +120,7 @@ def _hookable(parts: Sequence[nn.Module]) -> list[tuple[int, nn.Module]]:
         isinstance(vars(c).get("forward"), PatchedForward) and not _has_handler(c) for m in parts for c in m.children()
     ):
         return []
-    compiled = {inner for module in parts for inner in _compat.parts_compiled_with(module)}
+    compiled = {inner for module in parts for inner in _compat.modules_compiled_with(module)}
     first = {module: part for part, module in reversed(list(enumerate(parts)))}
     return [(part, module) for module, part in first.items() if module not in compiled and _is_hookable(module)]
 
@@ -145,14 +145,14 @@ class _Thread(threading.local):
 class _Placed:
     """The handler of a submodule, and how many plans need it."""
 
-    __slots__ = ("takeover", "wanted_by")
+    __slots__ = ("patch", "wanted_by")
 
     def __init__(self, module: nn.Module) -> None:
         self.wanted_by = 0
         self.put(module)
 
     def put(self, module: nn.Module) -> None:
-        self.takeover = PatchedForward(module, functools.partial(_called, id(module)), is_of_part=True)
+        self.patch = PatchedForward(module, functools.partial(_called, id(module)), is_of_submodule=True)
 
 
 _thread = _Thread()
@@ -167,7 +167,7 @@ def _called(module: int, forward: Callable[..., Any], args: tuple[Any, ...], kwa
 
 def _has_handler(module: nn.Module) -> bool:
     placed = _placed.get(module)
-    return placed is not None and vars(module).get("forward") is placed.takeover
+    return placed is not None and vars(module).get("forward") is placed.patch
 
 
 class Handlers:
@@ -190,7 +190,7 @@ class Handlers:
                     _placed[module].wanted_by += 1
                     self._held.add(module)
                 if "forward" not in vars(module):  # somebody has put another there, and taken it away again
-                    _placed[module].takeover.remove()
+                    _placed[module].patch.remove()
                     _placed[module].put(module)
 
     def release(self) -> None:
@@ -202,7 +202,7 @@ class Handlers:
                 placed.wanted_by -= 1
                 if placed.wanted_by == 0:
                     del _placed[module]
-                    placed.takeover.remove()
+                    placed.patch.remove()
             self._held.clear()
 
 

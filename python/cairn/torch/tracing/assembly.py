@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .graph_program import Call, External, Local, Operation, Outside, Program, Value
+from .graph_program import Call, External, ExternalTensor, Local, Operation, Program, Value
 from .records import Output, Record
 from .tape import Tape
 
@@ -84,7 +84,7 @@ class _Assembly:
     final: dict[Output, Output] = field(default_factory=dict)  # results that are kept as copies
     moved: dict[Output, Output] = field(default_factory=dict)  # what is read as a copy
 
-    def program(self, externals: Sequence[Outside]) -> Program:
+    def program(self, externals: Sequence[ExternalTensor]) -> Program:
         self._find_used()
         self._copy_small_ones()
         self._keep_results()

@@ -42,7 +42,7 @@ class Local:
 
 
 @dataclass(frozen=True)
-class Outside:
+class ExternalTensor:
     """A tensor that was there before the step, or that the program's text has as numbers."""
 
     name: str
@@ -135,7 +135,7 @@ class Program:
     """
 
     operations: tuple[Operation, ...]
-    externals: tuple[Outside, ...]
+    externals: tuple[ExternalTensor, ...]
     backward_begins_at: int
     loss: Value | External
     outputs: tuple[Value | External, ...]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..base import _compat, memory
-from .graph_program import External, LiveValues, Outside, Program, Value
+from .graph_program import External, ExternalTensor, LiveValues, Program, Value
 
 
 @dataclass(frozen=True)
@@ -90,7 +90,7 @@ class Outcome:
             [(index, value_of(where)) for index, where in program.written],
         )
 
-    def named(self, externals: Sequence[Outside]) -> Iterator[tuple[str, torch.Tensor]]:
+    def named(self, externals: Sequence[ExternalTensor]) -> Iterator[tuple[str, torch.Tensor]]:
         """Every result with what it is."""
         yield "the loss", self.loss
         for name, grad in self.grads.items():

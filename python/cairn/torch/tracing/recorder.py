@@ -29,7 +29,7 @@ from torch import nn
 from ..base import _compat, memory, operators
 from ..base.errors import Unsupported
 from ..base.operators import Facts, Operator
-from .graph_program import Call, Local, Outside
+from .graph_program import Call, ExternalTensor, Local
 from .records import Geometry, LocalStorage, Operand, Output, Record
 from .step_watch import Draws, Generators, Places
 from .tape import Storage, Tape
@@ -83,7 +83,7 @@ class Recorder:
     """Records what runs inside `recording`; see the top of this file."""
 
     def __init__(
-        self, model: nn.Module, outside: Sequence[Outside], devices: Sequence[torch.device], checks_numbers: bool
+        self, model: nn.Module, outside: Sequence[ExternalTensor], devices: Sequence[torch.device], checks_numbers: bool
     ) -> None:
         self._places = Places(model)
         self.tape = Tape(self._places, outside)
@@ -116,7 +116,7 @@ class Recorder:
         self._check_plain(operator, tensors)
         checked = operators.reads_numbers(operator, args) and self._must_check(str(operator), tensors)
         written = facts.tensors_written(args, kwargs)
-        self._note_before(written)
+        self._record_before(written)
         shown = [_identity(tensor) for tensor in written]
         drawing, generator = self._draws.before(), kwargs.get("generator")
         if generator is not None:
@@ -181,7 +181,7 @@ class Recorder:
     def _refusal(self, what: Any, reason: str) -> Unsupported:
         return Unsupported(f"{what}{self._places.here()} cannot be traced: it {reason}")
 
-    def _note_before(self, written: Sequence[torch.Tensor]) -> None:
+    def _record_before(self, written: Sequence[torch.Tensor]) -> None:
         """Keeps the contents of tensors from outside before the first write into them."""
         for tensor in written:
             storage = self.tape.storage(tensor)

@@ -1,4 +1,4 @@
-"""Records one step of a model, and proves the record: what was recorded runs again and must give the step's results."""
+"""Records one step of a model, and proves the record: replayed, it must give the step's results."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ def recorded(
 ) -> tuple[Program, Generators]:
     """The program of a step, and the generators that it was given.
 
-    Call it inside `untouched`, which restores the model after the step.
+    Call it inside `preserved`, which restores the model after the step.
     """
-    recorder = Recorder(sample.model, surroundings.outside, [device], checks_numbers)
+    recorder = Recorder(sample.model, surroundings.external_tensors, [device], checks_numbers)
     random, buffers = Randomness(device), Buffers(sample.model)
     known = dict(sample.model.named_buffers())
-    outside = [(each.name, each.tensor, each.tensor.detach()) for each in surroundings.outside]
+    outside = [(each.name, each.tensor, each.tensor.detach()) for each in surroundings.external_tensors]
     try:
         left = _step(sample, surroundings, recorder, keep_output, known)
         results = _results(recorder, surroundings, left)
-        prints = dict(_fingerprints(recorder, left, results))
+        fingerprints = dict(_fingerprints(recorder, left, results))
     finally:
         moved = _put_data_back(outside)
         recorder.restore()
@@ -57,7 +57,7 @@ def recorded(
     del left
     program = assembled(recorder.tape, results)
     random.restore_torch()
-    _prove(program, prints, after, device)
+    _prove(program, fingerprints, after, device)
     return program, recorder.generators
 
 
@@ -143,12 +143,12 @@ def _check_untold(before: Randomness, after: Randomness, buffers: Buffers, moved
         raise Unsupported(f"the step writes into the buffer {changed[0]!r} in a way that no operator shows")
 
 
-def _prove(program: Program, prints: dict[str, int], after: Randomness, device: torch.device) -> None:
+def _prove(program: Program, fingerprints: dict[str, int], after: Randomness, device: torch.device) -> None:
     """Runs the program and compares."""
     externals = [outside.tensor for outside in program.externals]
     outcome = interpreter.run(program, program.store_all(), externals, device, None).outcome
     for name, tensor in outcome.named(program.externals):
-        if fingerprint(tensor) != prints[name]:
+        if fingerprint(tensor) != fingerprints[name]:
             raise Unsupported(
                 f"the recorded operations give another result than the step did ({name} differs): the step does "
                 "something that its operators do not show, such as calling foreign code or setting the random state, "

@@ -12,7 +12,7 @@ from ..base import _compat, memory
 from ..base.errors import PlanMismatch
 from ..base.tree import Slot, Tree, children
 from ..profiling.sample import Sample
-from .graph_program import Outside
+from .graph_program import ExternalTensor
 from .records import Geometry
 
 
@@ -22,22 +22,22 @@ class Surroundings:
     def __init__(self, sample: Sample) -> None:
         self._model = sample.model
         self._tree = Tree.of((sample.args, sample.kwargs))
-        self.outside = [Outside(name, tensor) for name, tensor in _named_in(sample.model)]
-        self._first_input = len(self.outside)
+        self.external_tensors = [ExternalTensor(name, tensor) for name, tensor in _named_in(sample.model)]
+        self._first_input = len(self.external_tensors)
         for index, tensor in enumerate(self._tree.leaves):
-            self.outside.append(Outside(_input_name(self._tree, index), tensor))
-        self.index = {outside.name: index for index, outside in enumerate(self.outside)}
+            self.external_tensors.append(ExternalTensor(_input_name(self._tree, index), tensor))
+        self.index = {outside.name: index for index, outside in enumerate(self.external_tensors)}
         self._modes = _modes(sample.model)
         self._kinds: list[tuple[Any, ...]] = []
         self._names: list[str] = []
 
     def differentiable(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The tensors that get gradients, by name."""
-        for outside in self.outside:
+        for outside in self.external_tensors:
             if outside.tensor.requires_grad:
                 yield outside.name, outside.tensor
 
-    def note(self, externals: Sequence[Outside]) -> None:
+    def note(self, externals: Sequence[ExternalTensor]) -> None:
         """Remembers how all the externals of a program are."""
         self._names = [outside.name for outside in externals]
         self._kinds = [_kind(outside.tensor) for outside in externals]
@@ -57,7 +57,7 @@ class Surroundings:
     def check(self, externals: Sequence[torch.Tensor]) -> None:
         """Refuses what is not as it was traced."""
         present = list(_named_in(self._model))
-        traced = self.outside[: self._first_input]
+        traced = self.external_tensors[: self._first_input]
         if [name for name, _ in present] != [outside.name for outside in traced]:
             raise PlanMismatch("the model has other parameters or buffers than when it was traced")
         for (name, tensor), outside in zip(present, traced, strict=True):

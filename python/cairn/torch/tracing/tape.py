@@ -14,7 +14,7 @@ import torch
 
 from ..base import _compat, memory
 from ..base.errors import Unsupported
-from .graph_program import External, Local, Outside
+from .graph_program import External, ExternalTensor, Local
 from .records import Geometry, Output, Record, showing
 from .step_watch import Places, existing_storages
 
@@ -61,9 +61,9 @@ class Storage:
 class Tape:
     """See the top of this file."""
 
-    def __init__(self, places: Places, outside: Sequence[Outside]) -> None:
+    def __init__(self, places: Places, outside: Sequence[ExternalTensor]) -> None:
         self.records: list[Record] = []
-        self.externals: list[Outside] = []
+        self.externals: list[ExternalTensor] = []
         self.in_backward = False
         self._places = places
         self._storages: dict[int, Storage] = {}
@@ -89,14 +89,16 @@ class Tape:
                 f"the step{self._places.here()} cannot be traced: it reads a tensor of shape {list(tensor.shape)} that "
                 "was made in this step, but not by torch's operators"
             )
-        return self._add_external(Outside(f"tensor of shape {list(tensor.shape)} from elsewhere", tensor.detach()))
+        return self._add_external(
+            ExternalTensor(f"tensor of shape {list(tensor.shape)} from elsewhere", tensor.detach())
+        )
 
     def add_literal(self, tensor: torch.Tensor) -> None:
         """A tensor of numbers in the program's text."""
         name = f"literal of shape {list(tensor.shape)}"
-        self._add_external(Outside(name, tensor.detach(), is_literal=True)).depends = False
+        self._add_external(ExternalTensor(name, tensor.detach(), is_literal=True)).depends = False
 
-    def _add_external(self, outside: Outside) -> Storage:
+    def _add_external(self, outside: ExternalTensor) -> Storage:
         shows, here = Geometry.of(outside.tensor), External(len(self.externals))
         key = _compat.storage_id(outside.tensor)
         self.externals.append(outside)

@@ -16,7 +16,7 @@ from .graph_positions import *
 from .host_memory_access import *
 from .inductor_code import *
 from .joint_graphs import *
-from .kernel_switches import *
+from .kernel_flags import *
 from .modes import *
 from .module_functions import *
 from .operator_schemas import *

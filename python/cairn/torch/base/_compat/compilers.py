@@ -89,7 +89,7 @@ def is_compiled_function(function: Any) -> bool:
     return hasattr(function, "_torchdynamo_orig_callable") and not getattr(function, "_torchdynamo_disable", False)
 
 
-def parts_compiled_with(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
+def modules_compiled_with(module: torch.nn.Module) -> Iterable[torch.nn.Module]:
     """The modules that run inside of a compiled one; none in every other module."""
     inside = module if is_compiled_in_place(module) else compiled_inside(module)
     if inside is not None:

@@ -15,7 +15,7 @@ class TensorGuard:
 
     def __init__(self, tensors: Sequence[torch.Tensor | None]) -> None:
         self._are_missing = [tensor is None for tensor in tensors]
-        self._check = _looks_check([tensor for tensor in tensors if tensor is not None])
+        self._check = _metadata_check([tensor for tensor in tensors if tensor is not None])
 
     def hold(self, tensors: Sequence[torch.Tensor | None]) -> bool:
         """Whether other tensors surely have the same metadata; False if unknown, or if a tensor occurs twice."""
@@ -27,7 +27,7 @@ class TensorGuard:
         return are_missing == self._are_missing and self._check(*[t for t in tensors if t is not None])
 
 
-def _looks_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
+def _metadata_check(tensors: Sequence[torch.Tensor]) -> Callable[..., bool] | None:
     guards: Any = getattr(_guards, "TensorGuards", None)
     try:
         check: Callable[..., bool] = guards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check

@@ -13,8 +13,8 @@ from cairn.torch import profiler
 from cairn.torch.profiling import overhead
 from cairn.torch.selective.submodule_calls import CALL_COST, Call, covering
 from cairn.torch.selective.submodule_hooks import recorded_calls
-from inside_support import WIDTH, mean_square, net, sample
-from part_hooks_support import Act, Own, Parts
+from selective_support import WIDTH, mean_square, net, sample
+from submodule_hooks_support import Act, Own, Parts
 from torch import Tensor, nn
 
 

@@ -14,8 +14,8 @@ from cairn.torch.base import memory
 from cairn.torch.planning.offload_plans import without_transfers_of
 from cairn.torch.profiler import RANDOM_STATE_BYTES
 from executor_support import Op, backward, differing, drop, expected_runs, train
-from inside_support import inside_of
 from offloading_support import CPU, FAST, MIB, by_chance, carried_out, copies, offload, prefetch, trace_of
+from selective_support import options_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch_models import ALL
@@ -95,7 +95,7 @@ def profile_of(layer: Callable[[], nn.Module]) -> ct.Profile:
 
 
 def offloading(option: int) -> list[Op]:
-    """Blocks 1 to 3 keep a part, which leaves after the next block ran and comes back one block before it is needed."""
+    """Blocks 1 to 3 run by an option. What they save is offloaded after the next block, prefetched one block early."""
     ops: list[Op] = [("forward_save", 1, option), offload("saved", 1)]
     for stage in (2, 3):
         ops += [("forward_save", stage, option), drop("saved", stage - 1), offload("saved", stage)]
@@ -115,7 +115,11 @@ def test_what_a_part_keeps_are_offloaded(layer: Callable[[], nn.Module], option:
     stages = profile_of(layer).refs
     plain, other = net(layer), net(layer)
     ops = offloading(option)
-    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(profile_of(layer))) as (executor, _, plan_tier):
+    with carried_out(other, stages, ops, ways=WAYS, selective=options_of(profile_of(layer))) as (
+        executor,
+        _,
+        plan_tier,
+    ):
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert executor.trace == expected_runs(stages, ops)
@@ -125,12 +129,12 @@ def test_what_a_part_keeps_are_offloaded(layer: Callable[[], nn.Module], option:
 
 def test_parts_of_one_tensor_are_offloaded_with_all_of_it() -> None:
     """As a view of what is kept reads what lies beside that, too."""
-    stages, inside = profile_of(Chunks).refs, inside_of(profile_of(Chunks))
-    ways = min(len(each.options) for each in inside.values())
+    stages, selective = profile_of(Chunks).refs, options_of(profile_of(Chunks))
+    ways = min(len(each.decisions) for each in selective.values())
     plain, other = net(Chunks), net(Chunks)
     for option in range(1, ways):
         ops = offloading(option)
-        with carried_out(other, stages, ops, ways=ways, inside=inside) as (executor, _, plan_tier):
+        with carried_out(other, stages, ops, ways=ways, selective=selective) as (executor, _, plan_tier):
             for step in range(2):
                 assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
                 assert executor.trace == expected_runs(stages, ops)
@@ -144,7 +148,11 @@ def test_any_list_that_the_simulator_accepts(layer: Callable[[], nn.Module], see
     stages = profile_of(layer).refs
     ops = by_chance(seed, stages, WAYS)
     plain, other = net(layer), net(layer)
-    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(profile_of(layer))) as (executor, _, _):
+    with carried_out(other, stages, ops, ways=WAYS, selective=options_of(profile_of(layer))) as (
+        executor,
+        _,
+        _,
+    ):
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert executor.trace == expected_runs(stages, ops)
@@ -175,7 +183,7 @@ def test_what_a_part_keeps_is_freed_while_it_is_away() -> None:
     kept: dict[str, int] = {}
     stays = [op for op in offloading(1) if op[0] not in ("offload", "drop", "prefetch")]
     for name, ops in (("away", offloading(1)), ("there", stays)):
-        with carried_out(other, stages, ops, ways=WAYS, budget=8 * MIB, inside=inside_of(profile_of(Mlp))):
+        with carried_out(other, stages, ops, ways=WAYS, budget=8 * MIB, selective=options_of(profile_of(Mlp))):
             loss_of(other).backward()
             other.zero_grad()
             meter = memory.meter_for(CPU)
@@ -203,7 +211,7 @@ def test_a_graph_that_is_kept_and_parts_that_are_offloaded() -> None:
         found = [torch.autograd.grad(loss, list(model.parameters()), retain_graph=again) for again in (True, False)]
         return [grad for grads in found for grad in grads]
 
-    with carried_out(other, stages, offloading(WAYS - 1), ways=WAYS, inside=inside_of(profile_of(Mlp))):
+    with carried_out(other, stages, offloading(WAYS - 1), ways=WAYS, selective=options_of(profile_of(Mlp))):
         for _ in range(2):
             assert all(map(torch.equal, twice(plain), twice(other)))
 
@@ -212,7 +220,7 @@ def test_a_kept_tensor_that_is_changed_in_place_while_it_is_away_is_an_error_as_
     stages = profile_of(Mlp).refs
     other = net(Mlp)
     ops: list[Op] = [op for op in offloading(0) if op[1:] != ("saved", 3)]
-    with carried_out(other, stages, ops, ways=WAYS, inside=inside_of(profile_of(Mlp))):
+    with carried_out(other, stages, ops, ways=WAYS, selective=options_of(profile_of(Mlp))):
         seen: list[Tensor] = []
         hook = other.layers[0].down.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
         loss = loss_of(other)
@@ -276,7 +284,7 @@ def test_a_plan_of_parts_that_are_offloaded_is_data(tmp_path: Any) -> None:
         ct.plan(measured, point.budget_bytes, host_budget="1GiB", link=FAST)
         for point in ct.sweep(measured, 6, host_budget="1GiB", link=FAST)
     ]
-    made = next(plan for plan in plans if plan.offloads and plan.inside)
+    made = next(plan for plan in plans if plan.offloads and plan.selective)
     made.save(tmp_path / "plan.json")
     again = ct.Plan.load(tmp_path / "plan.json")
     assert again.hash == made.hash

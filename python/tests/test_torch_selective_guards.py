@@ -24,8 +24,8 @@ from guards_support import (
     times,
     unsampled_fixture,  # noqa: F401
 )
-from inside_blocks import count_recordings
-from inside_support import WIDTH, in_part, inside_of, loss_of, net, profile_of
+from selective_blocks import count_recordings
+from selective_support import WIDTH, by_option, loss_of, net, options_of, profile_of
 from torch import Tensor, nn
 
 
@@ -115,8 +115,8 @@ _CHANGES: dict[str, Callable[[Configured], Any]] = {
 def test_a_change_to_a_block_between_steps_is_noticed(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     found = profile_of(Configured)
     plain, other = net(Configured), net(Configured)
-    inside = inside_of(found)
-    with planned(other, found.refs, in_part(found.refs, inside, 99), inside=inside):
+    selective = options_of(found)
+    with planned(other, found.refs, by_option(found.refs, selective, 99), selective=selective):
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
         count = count_recordings(monkeypatch)

@@ -1,4 +1,4 @@
-"""Switches that say which kernels run."""
+"""Flags that say which kernels run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PRECISIONS = {  # those that torch has under other names than the rest
 
 
 def reader(name: str, public: Callable[[], Any]) -> Callable[[], Any]:
-    """How to read a switch: the function of torch's own, without what a public one does around it, if there is that."""
+    """How to read a flag: the function of torch's own, without what a public one does around it, if there is that."""
     function: Callable[[], Any] = getattr(torch._C, name, public)
     return function
 
@@ -33,7 +33,7 @@ def attribute_reader(owner: Any, name: str) -> Callable[[], Any]:
     return read if callable(read) else lambda: getattr(owner, name)
 
 
-def kernel_switches() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
+def kernel_flags() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
     """The name, and how to read and to set it, of the precision of float32, first for many operations at once and then,
     where torch has that, for each kind of them; that of sums in cuBLAS; and the order in which kernels of attention are
     tried.
@@ -62,7 +62,7 @@ def kernel_switches() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], 
 def _unless_mixed(
     read: Callable[[], Any], write: Callable[[Any], Any]
 ) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """A switch that torch refuses to read, once what it comprises was set one by one: it is left alone then."""
+    """A flag that torch refuses to read, once what it comprises was set one by one: it is left alone then."""
 
     def known() -> Any:
         try:
@@ -78,5 +78,5 @@ def _unless_mixed(
 
 
 def _set_parts(write: Callable[..., Any], value: Any) -> None:
-    """Sets a switch that has one part or several."""
+    """Sets a flag that has one part or several."""
     write(*(value if isinstance(value, tuple) else (value,)))

@@ -14,20 +14,20 @@ from cairn.torch.base.errors import RecomputationError
 from cairn.torch.runtime.single_runs import SelectiveRun
 from executor_support import Op, backward, differing, every_block, keep, no_collector, planned, results, train
 from guards_support import Configured, Turned
-from inside_blocks import Hidden, count_recordings, hidden
-from inside_support import (
+from selective_blocks import Hidden, count_recordings, hidden
+from selective_support import (
     WIDTH,
     Mlp,
     Net,
-    in_part,
-    inside_of,
+    by_option,
     loss_of,
     mean_square,
     net,
-    opened,
+    options_of,
     profile_of,
     sample,
     save,
+    selectively_planned,
 )
 from torch import Tensor, nn
 
@@ -51,7 +51,7 @@ def test_other_surroundings_between_steps_are_noticed(what: str, monkeypatch: py
             return mean_square(model(x).float())
 
     plain, other = net(), net()
-    with opened(other):
+    with selectively_planned(other):
         for step in range(6):
             count = count_recordings(monkeypatch)
             results = [train(model, lambda model, step=step: loss(model, step >= 3), step) for model in (plain, other)]
@@ -63,10 +63,10 @@ def test_other_surroundings_between_steps_are_noticed(what: str, monkeypatch: py
 def test_a_followed_run_that_must_run_again_refuses_what_has_changed(what: str) -> None:
     hidden["calls"] = 0
     model = net(Hidden)
-    with opened(model, layer=Hidden) as executor:
+    with selectively_planned(model, layer=Hidden) as executor:
         for step in range(2):
             train(model, loss_of, step)
-        hidden["calls"] = 1  # what is recomputed will be wrong, so that all is run again
+        hidden["calls"] = 1  # what is recomputed will be wrong, so that all is recomputed
         loss = loss_of(model)
         bias = model.layers[1].norm.bias  # type: ignore[union-attr]
         if what == "parameter":
@@ -92,7 +92,7 @@ class Impatient(Mlp):
 def test_a_gradient_inside_a_followed_run_is_refused() -> None:
     hidden["calls"] = 0
     plain, other = net(Impatient), net(Impatient)
-    with opened(other, layer=Impatient):
+    with selectively_planned(other, layer=Impatient):
         for step in range(2):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
         hidden["calls"] = 1
@@ -116,23 +116,23 @@ def test_blocks_of_which_parts_stay_between_blocks_that_the_list_runs_again() ->
         return y.square().mean()
 
     found = profile_of(Mlp)
-    inside, n = inside_of(found), len(found.refs)
+    selective, n = options_of(found), len(found.refs)
     for kept in ((2,), (3,), (4,), (2, 4), (2, 3), (3, 4)):
-        ops: list[Op] = [save(s, 3) if s in kept else keep(s) if s in inside else save(s) for s in range(1, n + 1)]
+        ops: list[Op] = [save(s, 3) if s in kept else keep(s) if s in selective else save(s) for s in range(1, n + 1)]
         for stage in range(n, 0, -1):
-            ops += [save(stage)] * (stage in inside and stage not in kept) + [backward(stage)]
+            ops += [save(stage)] * (stage in selective and stage not in kept) + [backward(stage)]
         for compute_loss in (loss_of, twice, part):
             plain, other = net(), net()
-            with planned(other, found.refs, ops, inside=inside) as executor:
+            with planned(other, found.refs, ops, selective=selective) as executor:
                 program = executor.first.settings.program
-                assert [s for s in inside if program.lasting[s]] == list(kept)
+                assert [s for s in selective if program.lasting[s]] == list(kept)
                 for step in range(3):
                     assert not differing(train(plain, compute_loss, step), train(other, compute_loss, step))
 
 
 def test_a_part_goes_with_the_last_tensor_that_autograd_holds() -> None:
     model = net()
-    with no_collector(), opened(model):
+    with no_collector(), selectively_planned(model):
         for step in range(3):
             train(model, loss_of, step)
         assert not [each for each in gc.get_objects() if type(each) is SelectiveRun]
@@ -165,7 +165,7 @@ _BETWEEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize("how", ["most is kept", "least is kept", "run again"])
+@pytest.mark.parametrize("how", ["most is kept", "least is kept", "recomputed"])
 @pytest.mark.parametrize("what", _BETWEEN)
 def test_a_change_between_forward_and_backward_is_refused_or_of_no_effect(what: str, how: str) -> None:
     def step(model: Net) -> dict[str, Any]:
@@ -177,9 +177,9 @@ def test_a_change_between_forward_and_backward_is_refused_or_of_no_effect(what: 
 
     plain, other = net(Configured), net(Configured)
     found = profile_of(Configured)
-    inside = inside_of(found)
-    parts = in_part(found.refs, inside, 1 if how == "most is kept" else 99)
-    with planned(other, found.refs, every_block(found.refs) if how == "run again" else parts, inside=inside):
+    selective = options_of(found)
+    parts = by_option(found.refs, selective, 1 if how == "most is kept" else 99)
+    with planned(other, found.refs, every_block(found.refs) if how == "recomputed" else parts, selective=selective):
         for seed in range(2):
             assert not differing(train(plain, loss_of, seed), train(other, loss_of, seed))
         torch.manual_seed(9)

@@ -14,11 +14,11 @@ import pytest
 import torch
 from cairn.torch.selective import recompute, submodule_hooks
 from cairn.torch.selective.block_graph import BlockGraph
-from cairn.torch.selective.block_runs import OpenedBlock
+from cairn.torch.selective.block_runs import SelectiveBlock
 from cairn.torch.selective.recompute import Recipe, TensorRecompute
 from executor_support import differing, results, train
-from inside_support import WIDTH, inside_of, loss_of, net, opened, profile_of
-from part_hooks_support import Act, Own, Parts, hidden_state, mildest, taken_over_modules
+from selective_support import WIDTH, loss_of, net, options_of, profile_of, selectively_planned
+from submodule_hooks_support import Act, Own, Parts, hidden_state, mildest, taken_over_modules
 from torch import Tensor, nn
 
 
@@ -94,7 +94,7 @@ def test_every_option_is_the_plain_step(layer: Callable[[], nn.Module], seen: li
     assert options > 2, [stage.closed for stage in profile_of(layer).stages]
     for option in range(1, options):
         plain, other = net(layer), net(layer)
-        with opened(other, option, layer) as executor:
+        with selectively_planned(other, option, layer) as executor:
             for step in range(4):
                 assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
                 assert not executor.notes
@@ -102,13 +102,13 @@ def test_every_option_is_the_plain_step(layer: Callable[[], nn.Module], seen: li
 
 
 def test_hooks_see_little_more_than_what_is_dropped(seen: list[tuple[int, ...]]) -> None:
-    inside = inside_of(profile_of(Parts))
+    selective = options_of(profile_of(Parts))
     model = net(Parts)
-    with opened(model, mildest(Parts), Parts):
+    with selectively_planned(model, mildest(Parts), Parts):
         train(model, loss_of)
         assert not seen and not _handled(model)  # recorded, under hooks on all of it
         train(model, loss_of)
-        chosen = [one.options[mildest(Parts)] for one in inside.values()]
+        chosen = [one.decisions[mildest(Parts)] for one in selective.values()]
         dropped = sum(len(decisions) - decisions.count("k") for decisions in chosen)
         assert dropped <= len(seen) < sum(map(len, chosen))
         assert _handled(model)
@@ -124,7 +124,7 @@ def test_off_the_cpu_hooks_see_all(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr("cairn.torch.selective.block_runs.compile_recipe", compiled)
     model = net(Parts)
-    with opened(model, mildest(Parts), Parts):
+    with selectively_planned(model, mildest(Parts), Parts):
         train(model, loss_of)
     graph, recipe = graphs[0]
     assert recipe.calls and len(recipe.items) < len(graph.packs)
@@ -136,7 +136,7 @@ def test_off_the_cpu_hooks_see_all(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_done_with_a_planned_model_finds_no_handlers() -> None:
     plain, other = net(Parts), net(Parts)
     keys = [sorted(vars(part)) for part in other.modules()]
-    with opened(other, mildest(Parts), Parts):
+    with selectively_planned(other, mildest(Parts), Parts):
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
         assert _handled(other) and other.state_dict().keys() == plain.state_dict().keys()
@@ -153,7 +153,7 @@ def test_a_run_that_cannot_be_recomputed_alone_is_recomputed_whole_under_the_sam
     is_removed: bool, monkeypatch: pytest.MonkeyPatch, seen: list[tuple[int, ...]]
 ) -> None:
     plain, other = net(Parts), net(Parts)
-    with opened(other, mildest(Parts), Parts) as executor:
+    with selectively_planned(other, mildest(Parts), Parts) as executor:
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
         expected = train(plain, loss_of, 3)
@@ -179,7 +179,7 @@ def test_a_second_backward_runs_blocks_again_under_the_same_hooks() -> None:
         return results(model, loss)
 
     plain, other = net(Parts), net(Parts)
-    with opened(other, mildest(Parts), Parts):
+    with selectively_planned(other, mildest(Parts), Parts):
         for seed in range(4):
             assert not differing(step(plain, seed), step(other, seed))
 
@@ -196,7 +196,7 @@ def test_a_part_that_saves_otherwise_than_before_runs_the_block_again() -> None:
 
     hidden_state["calls"] = 0
     plain, other = net(WithHidden), net(WithHidden)
-    with opened(other, mildest(WithHidden), WithHidden) as executor:
+    with selectively_planned(other, mildest(WithHidden), WithHidden) as executor:
         for step, hidden in enumerate((0, 0, 0, 1, 1, 0)):
             hidden_state["calls"] = hidden
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
@@ -227,7 +227,7 @@ _COMPILE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("what", _COMPILE)
 def test_parts_that_are_compiled_after_planning_run_compiled(what: str) -> None:
     plain, other = net(Joined), net(Joined)
-    with opened(other, mildest(Joined), Joined) as executor:
+    with selectively_planned(other, mildest(Joined), Joined) as executor:
         for step in range(7):
             if step == 3:
                 assert "layers.0.act" in _handled(other)
@@ -239,7 +239,7 @@ def test_parts_that_are_compiled_after_planning_run_compiled(what: str) -> None:
 
 def test_threads_that_run_no_block_find_no_hooks(seen: list[tuple[int, ...]]) -> None:
     model = net(Parts)
-    with opened(model, mildest(Parts), Parts):
+    with selectively_planned(model, mildest(Parts), Parts):
         for step in range(2):
             train(model, loss_of, step)
         count, found = len(seen), []
@@ -254,9 +254,9 @@ def test_threads_that_run_no_block_find_no_hooks(seen: list[tuple[int, ...]]) ->
 def test_a_recording_that_was_found_wrong_is_followed_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     model = net(Parts)
     followed: list[Any] = []
-    original = OpenedBlock.following
-    monkeypatch.setattr(OpenedBlock, "following", lambda *args: followed.append(original(*args)) or followed[-1])
-    with opened(model, mildest(Parts), Parts) as executor:
+    original = SelectiveBlock.following
+    monkeypatch.setattr(SelectiveBlock, "following", lambda *args: followed.append(original(*args)) or followed[-1])
+    with selectively_planned(model, mildest(Parts), Parts) as executor:
         with monkeypatch.context() as context:
             context.setattr("cairn.torch.selective.block_runs.fingerprint", lambda tensor: 0)
             train(model, loss_of)

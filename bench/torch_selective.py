@@ -1,17 +1,17 @@
-"""What keeping a part of each block is worth: time of a step at given peaks, against whole blocks and against torch.
+"""What selective recomputation is worth: time of a step at given peaks, against whole blocks and against torch.
 
-python bench/torch_inside.py [gpt2 | bert | llama | vit | ... | resnet50 | vgg16] [--layers N] [--mib 840 553 442 321]
-                             [--share 0.25 0.5] [--segments 2 4] [--rounds 5] [--allocator default] [--json FILE]
-                             [--plot FILE]
+python bench/torch_selective.py [gpt2 | bert | llama | vit | ... | resnet50 | vgg16] [--layers N]
+                                [--mib 840 553 442 321] [--share 0.25 0.5] [--segments 2 4] [--rounds 5]
+                                [--allocator default] [--json FILE] [--plot FILE]
 
 Peaks are bytes of activations: what a step that adds to existing gradients takes beyond parameters and gradients. They
 are given in MiB, or as shares of the way from the least of whole blocks to plain. Whole blocks are planned twice: with
 PyTorch's head and loss ("blocks alone"; shares refer to these), and with Cairn's, which take less ("blocks", and
-"parts", where blocks may be kept in part, too). The models return their loss alone.
+"parts", where blocks may be recomputed selectively, too). The models return their loss alone.
 Methods take turns, one thread, CPU time of the process (which a busy machine disturbs less than the clock's); the
 overhead is the median over the rounds of the ratio to the same round's plain step. All must give plain's exact loss.
 The model's inputs count, as they do in plans. Beside each plan stands the least that any choice of kept tensors could
-cost at the plan's peak, if the operations that it replays were all that it costs (`support/inside_bound.py`).
+cost at the plan's peak, if the operations that it replays were all that it costs (`support/selective_bound.py`).
 
 The allocator keeps what it has (MALLOC_MMAP_THRESHOLD_ and MALLOC_TRIM_THRESHOLD_ at 4 GiB), so that tensors are not
 faulted in again and again; `--allocator default` leaves glibc as it is, `--allocator mmap` faults every tensor in, and
@@ -35,7 +35,7 @@ import torch
 from support import arguments
 from support.allocators import ALLOCATORS, restart_under
 from support.cut_steps import MODELS, CutStep
-from support.inside_bound import bound_of
+from support.selective_bound import bound_of
 from support.training import MIB, UNLIMITED, Method, allocated_peak, machine, quiet, write
 
 UNEQUAL = "resnet50", "vgg16"  # of unequal blocks, which the bound is not made for
@@ -84,7 +84,7 @@ def _measured(step: CutStep, chosen: argparse.Namespace) -> dict[str, Any]:
         for share in chosen.share
     ]
     ways: dict[str, tuple[ct.Profile, tuple[str, ...]]] = (
-        {"blocks alone": (alone, ("recompute",))} if profile.outside.notes() else {}
+        {"blocks alone": (alone, ("recompute",))} if profile.replacements.notes() else {}
     )
     ways |= {"blocks": (profile, ("recompute",)), "parts": (profile, ("recompute", "inside"))}
     for size in sizes:
@@ -174,7 +174,7 @@ def draw(options: list[dict[str, Any]], path: Path) -> None:
     axes = figure.add_subplot(xlabel="saved, MiB", ylabel="slower, % of the block's forward and backward")
     axes.plot(saved, slower, "o-")
     for number, (x, y) in enumerate(zip(saved, slower, strict=True)):
-        name = f"part {number}" if number else "keep"
+        name = f"option {number}" if number else "keep"
         axes.annotate(name, (x, y), xytext=(6, 5), textcoords="offset points", fontsize=8)
     axes.margins(0.08)
     axes.grid(alpha=0.3)

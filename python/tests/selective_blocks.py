@@ -12,13 +12,13 @@ from executor_support import (
     differing,
     train,
 )
-from inside_support import (
+from selective_support import (
     WIDTH,
     Mlp,
     loss_of,
     net,
-    opened,
     profile_of,
+    selectively_planned,
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -85,7 +85,7 @@ def assert_same(
     layer: Callable[[], nn.Module], compute_loss: Callable[[nn.Module], Tensor] = loss_of, option: int = 99
 ) -> None:
     plain, other = net(layer), net(layer)
-    with opened(other, option, layer) as executor:
+    with selectively_planned(other, option, layer) as executor:
         for step in range(3):
             assert not differing(train(plain, compute_loss, step), train(other, compute_loss, step))
             assert not executor.notes

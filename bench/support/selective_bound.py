@@ -31,32 +31,32 @@ RUNS = 5  # of the block; the least time of each operation counts
 class Bound:
     """The least overhead, as a share of the plain step, at any peak.
 
-    profile: of a step whose opened blocks are all alike. hull: of one of them.
+    profile: of a step whose blocks with options are all alike. hull: of one of them.
     """
 
     def __init__(self, profile: Profile, hull: Sequence[Choice]) -> None:
         self._chain = profile.chain("activations")
         self._hull = hull
-        self._opened = [number for number, stage in enumerate(profile.stages) if stage.options]
-        assert len({profile.stages[number].digest for number in self._opened}) == 1, "the blocks are not alike"
+        self._selective = [number for number, stage in enumerate(profile.stages) if stage.options]
+        assert len({profile.stages[number].digest for number in self._selective}) == 1, "the blocks are not alike"
         times = [option for stage in self._chain["stages"] for option in stage["options"][:1]]
         self._plain_ns = sum(option["forward_ns"] + option["backward_ns"] for option in times)
 
     def overhead(self, peak_bytes: int) -> float:
         """Infinite where no choice is small enough."""
-        moments = [*self._opened[1:], len(self._chain["stages"]) - 1]
+        moments = [*self._selective[1:], len(self._chain["stages"]) - 1]
         return max(self._at(moment, peak_bytes) for moment in moments) / self._plain_ns
 
     def _at(self, moment: int, peak_bytes: int) -> float:
         """The least time of recomputing, by what can be there when the backward of a stage begins."""
-        blocks = sum(number < moment for number in self._opened)
+        blocks = sum(number < moment for number in self._selective)
         return blocks * self._time((peak_bytes - self._others(moment)) / blocks)
 
     def _others(self, moment: int) -> int:
-        """What is there beside what the opened blocks before a stage keep."""
+        """What is there beside what the blocks with options before a stage keep."""
         stages = self._chain["stages"]
         total = self._chain["fixed_bytes"] + self._chain["input_bytes"]
-        total += sum(s["options"][0]["saved_bytes"] for i, s in enumerate(stages[:moment]) if i not in self._opened)
+        total += sum(s["options"][0]["saved_bytes"] for i, s in enumerate(stages[:moment]) if i not in self._selective)
         total += stages[moment]["grad_bytes"] + sum(stage["weight_grad_bytes"] for stage in stages[moment + 1 :])
         result = stages[moment - 1]["grad_bytes"] + stages[moment]["weight_grad_bytes"]
         return int(
@@ -74,7 +74,7 @@ class Bound:
 
 
 def bound_of(profile: Profile, model: nn.Module, forward: Any) -> Bound:
-    """Runs the model's forward, and the first opened block in it some times more."""
+    """Runs the model's forward, and the first block with options in it some times more."""
     name = next(stage.name for stage in profile.stages if stage.options)
     return Bound(profile, ideal_choices(_recorded(model.get_submodule(name), forward)))
 

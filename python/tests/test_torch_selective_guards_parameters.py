@@ -10,8 +10,20 @@ import torch
 from cairn.torch import profiler
 from executor_support import backward, differing, keep, planned, train
 from guards_support import unsampled_fixture  # noqa: F401
-from inside_blocks import Batch
-from inside_support import WIDTH, Mlp, in_part, inside_of, loss_of, mean_square, net, opened, profile_of, sample, save
+from selective_blocks import Batch
+from selective_support import (
+    WIDTH,
+    Mlp,
+    by_option,
+    loss_of,
+    mean_square,
+    net,
+    options_of,
+    profile_of,
+    sample,
+    save,
+    selectively_planned,
+)
 from torch import Tensor, nn
 
 
@@ -78,7 +90,7 @@ _SHARES: dict[str, tuple[type[Sharing], Callable[[Any], Any]]] = {
 def test_weights_that_are_shared_or_no_more_are_noticed(what: str, option: int) -> None:
     layer, change = _SHARES[what]
     plain, other = net(layer), net(layer)
-    with opened(other, option, layer):
+    with selectively_planned(other, option, layer):
         for step in range(6):
             for model in (plain, other) if step == 3 else ():
                 change(model.layers[1])
@@ -90,7 +102,7 @@ def test_weights_that_are_shared_or_no_more_are_noticed(what: str, option: int) 
 @pytest.mark.usefixtures("unsampled")
 def test_a_change_to_a_part_that_was_put_in_is_noticed() -> None:
     plain, other = net(), net()
-    with opened(other) as executor:
+    with selectively_planned(other) as executor:
         for step in range(8):
             for model in (plain, other) if step in (2, 4, 6) else ():
                 layer: Any = model.layers[1]
@@ -108,11 +120,13 @@ def test_a_change_to_a_part_that_was_put_in_is_noticed() -> None:
 def test_the_statistics_of_a_part_that_was_put_in_are_written_once(is_opened: bool) -> None:
     plain, other = net(Batch), net(Batch)
     found = profile_of(Batch)
-    inside, n = inside_of(found), len(found.refs)
-    ops = [keep(s) if s in inside else save(s) for s in range(1, n + 1)]
+    selective, n = options_of(found), len(found.refs)
+    ops = [keep(s) if s in selective else save(s) for s in range(1, n + 1)]
     for stage in range(n, 0, -1):
-        ops += [save(stage)] * (stage in inside) + [backward(stage)]
-    with planned(other, found.refs, in_part(found.refs, inside, 99) if is_opened else ops, inside=inside) as executor:
+        ops += [save(stage)] * (stage in selective) + [backward(stage)]
+    with planned(
+        other, found.refs, by_option(found.refs, selective, 99) if is_opened else ops, selective=selective
+    ) as executor:
         for step in range(5):
             for model in (plain, other) if step == 2 else ():
                 model.layers[1].batch = nn.BatchNorm1d(4 * WIDTH)  # type: ignore[union-attr, assignment]
@@ -144,8 +158,8 @@ def test_weights_in_another_layout_are_noticed(option: int) -> None:
 
     plain, other = images(), images()
     found = profiler.profile(images(), sample(24).view(6, 4, 4, 4), loss_fn=mean_square, passes=1)
-    inside = inside_of(found)
-    with planned(other, found.refs, in_part(found.refs, inside, option), inside=inside):
+    selective = options_of(found)
+    with planned(other, found.refs, by_option(found.refs, selective, option), selective=selective):
         for step in range(6):
             for model in (plain, other) if step == 3 else ():
                 model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]

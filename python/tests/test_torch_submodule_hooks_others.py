@@ -16,8 +16,8 @@ import torch
 from cairn.torch.base.patched_forward import PatchedForward
 from cairn.torch.selective import submodule_hooks
 from executor_support import differing, train
-from inside_support import WIDTH, loss_of, mean_square, net, opened, sample
-from part_hooks_support import Act, Parts, hidden_state, mildest, taken_over_modules
+from selective_support import WIDTH, loss_of, mean_square, net, sample, selectively_planned
+from submodule_hooks_support import Act, Parts, hidden_state, mildest, taken_over_modules
 from torch import Tensor, nn
 
 
@@ -89,7 +89,7 @@ def _with_act(act: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
 def test_parts_of_every_kind(act: Callable[[], nn.Module]) -> None:
     layer = _with_act(act)
     plain, other = net(layer), net(layer)
-    with opened(other, mildest(layer), layer):
+    with selectively_planned(other, mildest(layer), layer):
         for step in range(6):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
 
@@ -104,7 +104,7 @@ def test_copies_of_modules_that_copy_themselves_are_plain(how: str) -> None:
 
     layer = _with_act(Copied) if how == "part" else Whole
     model, plain = net(layer), net(layer)
-    with opened(model, mildest(layer), layer):
+    with selectively_planned(model, mildest(layer), layer):
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(model, loss_of, step))
         made = copy.deepcopy(model)
@@ -126,7 +126,7 @@ def test_copies_that_are_made_while_a_block_is_recorded_are_plain() -> None:
         made.append(copy.deepcopy(module))
 
     model, plain = net(Parts), net(Parts)
-    with opened(model, mildest(Parts), Parts):
+    with selectively_planned(model, mildest(Parts), Parts):
         for step in range(4):
             if step == 2:
                 for each in (plain, model):
@@ -138,7 +138,7 @@ def test_copies_that_are_made_while_a_block_is_recorded_are_plain() -> None:
 def test_tensors_of_a_settled_block_can_be_swapped() -> None:
     plain, other = net(Parts), net(Parts)
     swap, before = torch.__future__, torch.__future__.get_swap_module_params_on_conversion()
-    with opened(other, mildest(Parts), Parts):
+    with selectively_planned(other, mildest(Parts), Parts):
         for step in range(6):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
         try:
@@ -161,7 +161,7 @@ _REPLACE: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("what", _REPLACE)
 def test_a_forward_that_somebody_replaces_leaves_nothing_of_a_plan_behind(what: str) -> None:
     plain, other = net(Parts), net(Parts)
-    with opened(other, mildest(Parts), Parts):
+    with selectively_planned(other, mildest(Parts), Parts):
         for step in range(6):
             if step == 3:
                 for model in (plain, other):
@@ -177,7 +177,7 @@ def test_a_forward_that_somebody_replaces_leaves_nothing_of_a_plan_behind(what: 
 def test_what_others_do_within_a_run_is_of_no_harm(what: str, option: int) -> None:
     hidden_state["calls"] = 0
     plain, other = net(Wide), net(Wide)
-    with opened(other, option, Wide) as executor:
+    with selectively_planned(other, option, Wide) as executor:
 
         def disturb(layer: nn.Module) -> None:
             if layer is not other.layers[1]:

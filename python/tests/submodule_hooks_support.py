@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from cairn.torch.base.patched_forward import PatchedForward
-from inside_support import WIDTH, profile_of
+from selective_support import WIDTH, profile_of
 from torch import Tensor, nn
 
 

@@ -25,8 +25,8 @@ from guards_support import (
     halved,
     unsampled_fixture,  # noqa: F401
 )
-from inside_blocks import count_recordings
-from inside_support import ROWS, WIDTH, Mlp, loss_of, mean_square, net, opened, sample
+from selective_blocks import count_recordings
+from selective_support import ROWS, WIDTH, Mlp, loss_of, mean_square, net, sample, selectively_planned
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -205,7 +205,7 @@ def test_a_change_elsewhere_between_steps_is_noticed(what: str, monkeypatch: pyt
     setting = [1.0]
     layer = _with(setting)
     plain, other = net(layer), net(layer)
-    with opened(other, layer=layer) as executor:
+    with selectively_planned(other, layer=layer) as executor:
         for step in range(3):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
         count = count_recordings(monkeypatch)
@@ -246,7 +246,7 @@ def test_another_call_between_steps_is_noticed(what: str, monkeypatch: pytest.Mo
         return mean_square(_CALLS[what](model))
 
     plain, other = net(Configured), net(Configured)
-    with opened(other, layer=Configured):
+    with selectively_planned(other, layer=Configured):
         for step in range(3):
             assert not differing(train(plain, as_ever, step), train(other, as_ever, step))
         count = count_recordings(monkeypatch)
@@ -282,7 +282,7 @@ _WAYS: dict[str, Callable[[float], Any]] = {
 def test_what_a_call_says_is_noticed_however_it_says_it(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plain, other = net(Configured), net(Configured)
     count = count_recordings(monkeypatch, Configured)
-    with opened(other, layer=Configured):
+    with selectively_planned(other, layer=Configured):
         for step, value in enumerate((1.0, 1.0, 0.5, 0.5, 1.0, 0.5)):
             how = _WAYS[what](value)
             results = [
@@ -299,7 +299,7 @@ def test_what_a_call_says_is_noticed_however_it_says_it(what: str, monkeypatch: 
 def test_what_changes_in_something_passed_is_noticed(what: str) -> None:
     plain, other = net(Configured), net(Configured)
     how = _WAYS[what](1.0)
-    with opened(other, layer=Configured):
+    with selectively_planned(other, layer=Configured):
         for step in range(6):
             if step == 3 and isinstance(how, dict):
                 how["slope"] = 0.5

@@ -1,4 +1,4 @@
-"""Blocks of which a part is kept: whatever a block does inside, a step is bit for bit the plain one."""
+"""Blocks of which a part is kept: whatever a block does selective, a step is bit for bit the plain one."""
 
 from __future__ import annotations
 
@@ -29,19 +29,19 @@ from executor_support import (
     train,
     wild,
 )
-from inside_blocks import Attention, Batch, Custom, InPlace, Views, assert_same, count_recordings
-from inside_support import (
+from selective_blocks import Attention, Batch, Custom, InPlace, Views, assert_same, count_recordings
+from selective_support import (
     WIDTH,
     Mlp,
     Net,
-    inside_of,
     loss_of,
     mean_square,
     net,
-    opened,
+    options_of,
     profile_of,
     sample,
     save,
+    selectively_planned,
 )
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -155,15 +155,15 @@ def test_masks_are_kept_as_such() -> None:
 
 def test_random_schedules_with_random_options() -> None:
     found = profile_of(Mlp)
-    inside = inside_of(found)
+    selective = options_of(found)
     for seed in range(12):
         choose = random.Random(seed)
         ops: list[Op] = []
         for op in wild(found.refs, seed):
-            is_open = op[0] == "forward_save" and op[1] in inside
-            ops.append(save(op[1], choose.randrange(len(inside[op[1]].options))) if is_open else op)
+            is_open = op[0] == "forward_save" and op[1] in selective
+            ops.append(save(op[1], choose.randrange(len(selective[op[1]].decisions))) if is_open else op)
         plain, other = net(), net()
-        with planned(other, found.refs, ops, inside=inside) as executor:
+        with planned(other, found.refs, ops, selective=selective) as executor:
             for step in range(2):
                 assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
                 assert not executor.notes
@@ -172,9 +172,9 @@ def test_random_schedules_with_random_options() -> None:
 def test_what_is_dropped_after_it_was_saved_in_part_is_gone() -> None:
     """Nothing that the graph keeps, as the hooks, holds on to what a recompute would have read."""
     found = profile_of(Mlp)
-    inside = inside_of(found)
-    assert sorted(inside) == [2, 3, 4] and len(found.refs) == 5
-    least = {stage: len(found.options) - 1 for stage, found in inside.items()}
+    selective = options_of(found)
+    assert sorted(selective) == [2, 3, 4] and len(found.refs) == 5
+    least = {stage: len(found.decisions) - 1 for stage, found in selective.items()}
     ops: list[Op] = [
         save(1),
         save(2, least[2]),
@@ -187,7 +187,7 @@ def test_what_is_dropped_after_it_was_saved_in_part_is_gone() -> None:
     ops += [backward(5), keep(2), keep(3), save(4), backward(4), save(3), backward(3), save(2), backward(2)]
     ops.append(backward(1))
     plain, other = net(), net()
-    with planned(other, found.refs, ops, inside=inside) as executor:
+    with planned(other, found.refs, ops, selective=selective) as executor:
         for step in range(2):
             loss = loss_of(other)
             assert not any(type(each) is TensorRecompute for each in gc.get_objects()), step
@@ -201,17 +201,17 @@ def test_what_is_dropped_after_it_was_saved_in_part_is_gone() -> None:
 
 def test_an_option_of_a_later_run() -> None:
     found = profile_of(Mlp)
-    inside, n = inside_of(found), len(found.refs)
-    opened_stages = sorted(inside)
+    selective, n = options_of(found), len(found.refs)
+    opened_stages = sorted(selective)
     first, last = opened_stages[0], opened_stages[-1]
-    ops: list[Op] = [keep(s) if s in inside else save(s) for s in range(1, n + 1)]
+    ops: list[Op] = [keep(s) if s in selective else save(s) for s in range(1, n + 1)]
     for stage in range(n, 0, -1):
-        if stage in inside:
+        if stage in selective:
             ops += [drop("output", stage)] if stage == last and last == n else []
-            ops.append(save(stage, len(inside[stage].options) - 1 if stage != first else 1))
+            ops.append(save(stage, len(selective[stage].decisions) - 1 if stage != first else 1))
         ops.append(backward(stage))
     plain, other = net(), net()
-    with planned(other, found.refs, ops, inside=inside) as executor:
+    with planned(other, found.refs, ops, selective=selective) as executor:
         for step in range(2):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert not executor.notes
@@ -284,16 +284,16 @@ def test_a_plan_opens_blocks_and_is_verified() -> None:
     whole = ct.plan(found, "1GiB", gradients="created", allow=("recompute",))
     middle = (whole.least_budget_bytes + whole.plain_peak_bytes) // 2
     made = ct.Plan.from_json(json.loads(json.dumps(ct.plan(found, middle, gradients="created").to_json())))
-    assert made.inside and not made.is_plain
+    assert made.selective and not made.is_plain
     assert made.overhead <= ct.plan(found, middle, gradients="created", allow=("recompute",)).overhead
     result = ct.verify(model, made, sample(), loss_fn=mean_square)
     error = abs(result.created.peak_bytes - made.created_peak_bytes)
     assert result.ok and error < 0.01 * made.created_peak_bytes + 2 * profiler.RANDOM_STATE_BYTES
     text = str(ct.explain(made))
-    assert "kept part" in text and "recomputes" in text
+    assert "option " in text and "recomputes" in text
     with pytest.raises(ValueError, match="allow"):
         ct.plan(found, middle, allow=("inside",))
-    assert not ct.plan(found, middle, gradients="created", allow=("recompute",)).inside
+    assert not ct.plan(found, middle, gradients="created", allow=("recompute",)).selective
 
 
 def test_never_slower_than_whole_blocks() -> None:
@@ -312,7 +312,7 @@ def test_without_looking_inside() -> None:
 def test_a_planned_model_is_freed_with_its_last_reference() -> None:
     model = net()
     with no_collector():
-        with opened(model):
+        with selectively_planned(model):
             train(model, loss_of)
             train(model, loss_of, 1)
             layer = weakref.ref(model.layers[1])
@@ -325,7 +325,7 @@ def test_a_plan_that_is_applied_again_need_not_be_recorded_again(monkeypatch: py
     plain, other = net(), net()
     recorded = count_recordings(monkeypatch)
     for step in range(3):
-        with opened(other) as executor:
+        with selectively_planned(other) as executor:
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert not executor.notes
     assert len(recorded) == 3  # blocks

@@ -11,35 +11,35 @@ import torch
 from cairn.torch import profiler
 from cairn.torch.base._compat import StorageRef
 from cairn.torch.base.errors import RecomputationError
-from cairn.torch.selective.block_runs import Inside
+from cairn.torch.selective.block_runs import SelectiveOptions
 from executor_support import (
     differing,
     no_collector,
     planned,
     train,
 )
-from inside_blocks import Attention, Batch, Custom, Hidden, InPlace, Square, Views, assert_same, hidden
-from inside_support import (
+from selective_blocks import Attention, Batch, Custom, Hidden, InPlace, Square, Views, assert_same, hidden
+from selective_support import (
     ROWS,
     WIDTH,
     Mlp,
     Net,
-    in_part,
-    inside_of,
+    by_option,
     loss_of,
     net,
-    opened,
+    options_of,
     profile_of,
     sample,
+    selectively_planned,
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 
 def compare(change: Callable[[Net, int], None], steps: int = 4, notes: str = "") -> None:
-    """Trains plain and opened, with a change to the model before each step."""
+    """Trains plain and selectively_planned, with a change to the model before each step."""
     plain, other = net(), net()
-    with opened(other) as executor:
+    with selectively_planned(other) as executor:
         for step in range(steps):
             change(plain, step)
             change(other, step)
@@ -72,7 +72,7 @@ def test_frozen_parameters() -> None:
         model.enter.requires_grad_(step != 2)
 
     plain, other = net(), net()
-    with opened(other):
+    with selectively_planned(other):
         for step in range(4):
             change(plain, step)
             change(other, step)
@@ -82,7 +82,7 @@ def test_frozen_parameters() -> None:
 def test_a_block_that_does_something_else_is_run_again() -> None:
     hidden["calls"] = 0
     plain, other = net(Hidden), net(Hidden)
-    with opened(other, layer=Hidden) as executor:
+    with selectively_planned(other, layer=Hidden) as executor:
         for step in range(4):
             hidden["calls"] = step
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
@@ -101,7 +101,7 @@ class HiddenMore(Mlp):
 def test_a_block_that_saves_more_or_fewer_tensors_is_run_again() -> None:
     hidden["calls"] = 0
     plain, other = net(HiddenMore), net(HiddenMore)
-    with opened(other, layer=HiddenMore) as executor:
+    with selectively_planned(other, layer=HiddenMore) as executor:
         for step in range(6):
             hidden["calls"] = step
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
@@ -113,7 +113,7 @@ def test_smaller_inputs() -> None:
         return lambda model: model(sample(rows)).square().mean()
 
     plain, other = net(), net()
-    with opened(other) as executor:
+    with selectively_planned(other) as executor:
         for step, rows in enumerate((ROWS, 24, ROWS, 24, 7)):
             assert not differing(train(plain, loss(rows), step), train(other, loss(rows), step))
             assert not executor.notes
@@ -121,9 +121,11 @@ def test_smaller_inputs() -> None:
 
 def test_another_graph_than_profiled_runs_again() -> None:
     found = profile_of(Mlp)
-    inside = {s: Inside("0" * 16, one.asked, one.draws, one.options) for s, one in inside_of(found).items()}
+    selective = {
+        s: SelectiveOptions("0" * 16, one.asked, one.draws, one.decisions) for s, one in options_of(found).items()
+    }
     plain, other = net(), net()
-    with planned(other, found.refs, in_part(found.refs, inside, 3), inside=inside) as executor:
+    with planned(other, found.refs, by_option(found.refs, selective, 3), selective=selective) as executor:
         for step in range(2):
             assert not differing(train(plain, loss_of, step), train(other, loss_of, step))
             assert all("does something else than while it was profiled" in note for note in executor.notes)
@@ -133,7 +135,7 @@ def test_another_graph_than_profiled_runs_again() -> None:
 def test_a_proof_that_fails_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
     plain, other = net(), net()
     monkeypatch.setattr("cairn.torch.selective.block_runs.fingerprint", lambda tensor: 0)
-    with opened(other) as executor:
+    with selectively_planned(other) as executor:
         assert not differing(train(plain, loss_of), train(other, loss_of))
         assert len(executor.notes) == 3
         monkeypatch.undo()
@@ -160,7 +162,7 @@ def test_retained_graphs_two_losses_and_double_backward() -> None:
 
     for compute_loss in (twice, penalty, part):
         plain, other = net(), net()
-        with opened(other):
+        with selectively_planned(other):
             for step in range(2):
                 assert not differing(train(plain, compute_loss, step), train(other, compute_loss, step))
 
@@ -179,17 +181,17 @@ def test_autocast() -> None:
 
     with torch.autocast("cpu", torch.bfloat16):
         found = profiler.profile(net(), sample(), loss_fn=lambda y: y.float().square().mean(), passes=1)
-    inside = inside_of(found)
-    for option in range(1, max(len(one.options) for one in inside.values())):
+    selective = options_of(found)
+    for option in range(1, max(len(one.decisions) for one in selective.values())):
         plain, other = net(), net()
-        with planned(other, found.refs, in_part(found.refs, inside, option), inside=inside):
+        with planned(other, found.refs, by_option(found.refs, selective, option), selective=selective):
             for step in range(3):
                 assert not differing(train(plain, loss, step), train(other, loss, step))
 
 
 def test_backward_inside_autocast() -> None:
     plain, other = net(), net()
-    with opened(other):
+    with selectively_planned(other):
         for step in range(2):
             torch.manual_seed(step)
             with torch.autocast("cpu", torch.bfloat16, enabled=False):
@@ -214,7 +216,7 @@ class Fails(Mlp):
 
 def test_exceptions_leave_the_next_step_sound() -> None:
     plain, other = net(Fails), net(Fails)
-    with opened(other, layer=Fails) as executor:
+    with selectively_planned(other, layer=Fails) as executor:
         for step in range(3):
             with pytest.raises(KeyError):
                 other(sample(13))
@@ -224,7 +226,7 @@ def test_exceptions_leave_the_next_step_sound() -> None:
     def broken(grad: Tensor) -> Tensor:
         raise KeyError("in the backward")
 
-    with opened(other, layer=Fails):
+    with selectively_planned(other, layer=Fails):
         hook = other.layers[1].norm.weight.register_hook(broken)  # type: ignore[union-attr]
         with pytest.raises(KeyError):
             loss_of(other).backward()
@@ -237,7 +239,7 @@ def test_exceptions_leave_the_next_step_sound() -> None:
 def test_removal_between_forward_and_backward() -> None:
     plain, other = net(), net()
     expected = train(plain, loss_of)
-    with opened(other):
+    with selectively_planned(other):
         torch.manual_seed(0)
         loss = loss_of(other)
     loss.backward()
@@ -246,7 +248,7 @@ def test_removal_between_forward_and_backward() -> None:
 
 
 class Shows(Mlp):
-    """Returns something from inside, too."""
+    """Returns something from selective, too."""
 
     def forward(self, x: Tensor) -> Any:  # type: ignore[override]
         hidden = self.up(self.norm(x))
@@ -276,13 +278,13 @@ def test_changes_in_place_after_the_block_ran(what: str) -> None:
     torch.manual_seed(0)
     model = Changed()
     found = profiler.profile(model, sample(), loss_fn=lambda y: y.square().mean(), passes=1)
-    inside = inside_of(found)
-    assert inside, [stage.closed or stage.keep_reason for stage in found.stages]
+    selective = options_of(found)
+    assert selective, [stage.closed or stage.keep_reason for stage in found.stages]
     expected = train(model, loss_of)
     model.zero_grad()
     model.what = what
-    for option in range(1, len(next(iter(inside.values())).options)):
-        with planned(model, found.refs, in_part(found.refs, inside, option), inside=inside) as executor:
+    for option in range(1, len(next(iter(selective.values())).decisions)):
+        with planned(model, found.refs, by_option(found.refs, selective, option), selective=selective) as executor:
             for _ in range(2):
                 try:
                     assert not differing(expected, train(model, loss_of))  # as if nothing had been written
@@ -307,7 +309,7 @@ def test_memory_is_flat_without_the_collector(layer: Callable[[], nn.Module], op
     counts, alive = [], []
     profile_of(layer)
     with no_collector():
-        with opened(model, option, layer):
+        with selectively_planned(model, option, layer):
             for step in range(50):
                 refs: list[StorageRef] = []
                 hook = model.layers[1].up.register_forward_hook(  # type: ignore[union-attr]
@@ -325,7 +327,7 @@ def test_memory_is_flat_without_the_collector(layer: Callable[[], nn.Module], op
 
 def test_a_graph_that_is_dropped_frees_everything() -> None:
     model = net()
-    with opened(model):
+    with selectively_planned(model):
         train(model, loss_of)
         refs: list[StorageRef] = []
         hook = model.layers[1].up.register_forward_hook(lambda m, a, y: refs.append(StorageRef(y)))  # type: ignore[union-attr]

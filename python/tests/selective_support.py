@@ -10,7 +10,7 @@ import torch
 from cairn.torch import profiler
 from cairn.torch.base.stages import StageRef
 from cairn.torch.planning.step_profile import Profile
-from cairn.torch.selective.block_runs import Inside
+from cairn.torch.selective.block_runs import SelectiveOptions
 from executor_support import Op, backward, planned
 from torch import Tensor, nn
 
@@ -74,9 +74,11 @@ def profile_of(layer: Callable[[], nn.Module] = Mlp, **options: Any) -> Profile:
     return _profiles[key]
 
 
-def inside_of(found: Profile) -> dict[int, Inside]:
+def options_of(found: Profile) -> dict[int, SelectiveOptions]:
     return {
-        number: Inside(s.digest, tuple(s.asked), tuple(s.draws), tuple(option.decisions for option in s.options))
+        number: SelectiveOptions(
+            s.digest, tuple(s.asked), tuple(s.draws), tuple(option.decisions for option in s.options)
+        )
         for number, s in enumerate(found.stages, 1)
         if s.options
     }
@@ -86,17 +88,21 @@ def save(stage: int, option: int = 0) -> Op:
     return ("forward_save", stage, option)
 
 
-def in_part(stages: tuple[StageRef, ...], inside: dict[int, Inside], option: int) -> list[Op]:
+def by_option(stages: tuple[StageRef, ...], selective: dict[int, SelectiveOptions], option: int) -> list[Op]:
     """Every block by an option, or by its last one."""
-    last = {number: len(found.options) - 1 for number, found in inside.items()}
+    last = {number: len(found.decisions) - 1 for number, found in selective.items()}
     n = len(stages)
     ops = [save(s, min(option, last.get(s, 0))) for s in range(1, n + 1)]
     return ops + [backward(s) for s in range(n, 0, -1)]
 
 
 @contextlib.contextmanager
-def opened(model: nn.Module, option: int = 99, layer: Callable[[], nn.Module] = Mlp, **options: Any) -> Any:
+def selectively_planned(
+    model: nn.Module, option: int = 99, layer: Callable[[], nn.Module] = Mlp, **options: Any
+) -> Any:
     found = profile_of(layer)
-    inside = inside_of(found)
-    with planned(model, found.refs, in_part(found.refs, inside, option), inside=inside, **options) as executor:
+    selective = options_of(found)
+    with planned(
+        model, found.refs, by_option(found.refs, selective, option), selective=selective, **options
+    ) as executor:
         yield executor

@@ -97,7 +97,7 @@ def main() -> None:
         for block in captured:
             block.compile(backend="eager", fullgraph=True, dynamic=False)
         kept = planned(nn.Sequential(*(Block(64) for _ in range(options.blocks))), x)
-        runs = {"not compiled": blocks, "captured by Dynamo": captured, "compiled by torch": twin}
+        runs: dict[str, nn.Module] = {"not compiled": blocks, "captured by Dynamo": captured, "compiled by torch": twin}
         runs["compiled with a plan"] = kept
         taken: dict[str, list[float]] = {name: [] for name in (*runs, "code of its graphs")}
         for number in range(options.rounds + 1):

@@ -217,7 +217,7 @@ class _Search:
         )
 
     def _measured_peak(self, batch: int, plan: Plan) -> int | None:
-        """Of a step with this plan; None, and the batch is refused from now on, if memory runs out."""
+        """The measured peak of a step with this plan. If memory runs out, None, and the batch counts as refused."""
         try:
             return self._steps.measured(batch, plan)
         except RuntimeError as error:

@@ -77,7 +77,7 @@ def trainer_callback(
 
         @property
         def report(self) -> Report | None:
-            """As `cairn.torch.report`: the present report in training, the last one later; None before it."""
+            """The report of the plan: the present one in training, the last one after it, None before it."""
             applied = self._handle if self._loss is None else self._loss.handle
             if applied is not None and applied.is_applied:
                 self._report = applied.report()

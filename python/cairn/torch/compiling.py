@@ -326,7 +326,7 @@ def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) ->
 
 
 def _measure_around(request: Request, sample: Sample, device: torch.device, optimizer: OptimizerMemory) -> None:
-    """What the step has beside its graph: optimizer state, the optimizer's step, and a loss outside the model."""
+    """Measure what a step needs outside the graph: optimizer state, the optimizer's step, a loss outside the model."""
     model = sample.model
     there = [*model.parameters(), *model.buffers()]
     if optimizer.state_bytes:
@@ -376,7 +376,7 @@ def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _named_errors() -> Iterator[None]:
-    """What Dynamo cannot capture is named with its line."""
+    """Errors of Dynamo in the body become Unsupported, which names the operation and its line."""
     try:
         yield
     except _compat.capture_error() as error:

@@ -314,7 +314,7 @@ class RegionModel(CompiledModel):
 
 @dataclasses.dataclass(frozen=True)
 class RegionRequest:
-    """What is asked for: as for `compile`; `blocks` as for `profile`.
+    """The arguments of `compile`; `blocks` is as for `profile`.
 
     optimizer_peak_bytes: the peak of the optimizer's step. plan: one that was made before, in place of a budget.
     """

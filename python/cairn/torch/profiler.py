@@ -230,7 +230,7 @@ def _measure_all(
     sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device, how: How
 ) -> tuple[StepMeasure, list[Block]]:
     """Memory, times and options of a step's blocks; those that can be stages are returned as well."""
-    refuse_chosen_kernels(part for block in blocks for part in block.parts())
+    refuse_chosen_kernels(part for block in blocks for part in block.all_modules())
     refuse_sharded_modules(blocks)
     measured, blocks = _measure(sample, blocks, observed, device)
     _keep_named(sample.model, measured, how.keep)
@@ -294,7 +294,7 @@ def _measure(
 def _segment_modules(blocks: list[Block], observed: call_trace.Trace, measured: StepMeasure) -> dict[str, str]:
     """The modules without parts of their own that the stages outside blocks run, by the stage's name."""
     first = {id(run[0]) for block in blocks for run in observed.runs_of(block.modules)}
-    inside = {id(part) for block in blocks for part in block.parts()}
+    inside = {id(part) for block in blocks for part in block.all_modules()}
     runs: list[list[str]] = [[]]
     for call in observed.calls:
         if id(call) in first:
@@ -312,7 +312,7 @@ def _keep_named(model: nn.Module, measured: StepMeasure, keep: Any) -> None:
     kept, parts = set(map(id, named)), {id(part) for module in named for part in module.modules()}
     for stage in measured.blocks:
         block = resolve(model, stage.name)
-        if parts & set(map(id, block.modules)) or kept & set(map(id, block.parts())):
+        if parts & set(map(id, block.modules)) or kept & set(map(id, block.all_modules())):
             stage.keep_reason = stage.keep_reason or "is listed in keep="
 
 
@@ -421,7 +421,7 @@ def _notes(sample: Sample, measured: StepMeasure) -> list[str]:
 
 
 def _skipped(measured: StepMeasure, model: nn.Module, observed: call_trace.Trace) -> list[str]:
-    """Notes of what the sample step left out, and others may not."""
+    """Notes about modules that the sample step skipped, and other steps may run."""
     lists = {stage.name.rpartition(".")[0] for stage in measured.blocks}
     layers = [name for name in discovery.skipped_layers(model, observed) if name.rpartition(".")[0] in lists]
     parts = [name or "the model" for name in discovery.modules_that_skip(model, observed)]

@@ -62,7 +62,7 @@ def checkpoint_sequential(
     kwargs: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """As `torch.utils.checkpoint.checkpoint_sequential`, and with a budget instead of a number of segments.
+    """Run functions in sequence, like `torch.utils.checkpoint.checkpoint_sequential`, within a budget.
 
     Parameters
     ----------
@@ -184,7 +184,7 @@ def _planned(
 
 
 def _plans_of(chain: Sequence[Callable[..., Any]]) -> OrderedDict[_Key, Plan]:
-    """Those of a chain; they go with its functions."""
+    """The plans of a chain of functions. They are freed with the functions."""
     owners = [f.__self__ if isinstance(f, types.MethodType) else f for f in chain]
     parts = [f.__func__ if isinstance(f, types.MethodType) else None for f in chain]  # a method is made anew each time
     identity = tuple(map(id, (*owners, *parts)))

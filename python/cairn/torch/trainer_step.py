@@ -90,7 +90,7 @@ class PlannedLoss:
 
     @property
     def handle(self) -> Handle | None:
-        """Of the plan; None before the first step."""
+        """The handle of the plan; None before the first step."""
         return handle(self._step)
 
     def remove(self) -> None:
@@ -126,7 +126,7 @@ class PlannedLoss:
 
 
 def named_within(wanted: Any) -> Any:
-    """What `blocks=` or `keep=` name in the model, as the step has it, of which the model is a part."""
+    """The names that `blocks=` or `keep=` give, as names within the step, of which the model is a submodule."""
     if isinstance(wanted, str):
         return wanted if wanted == "auto" else f"model.{wanted}" if wanted else "model"
     return [named_within(each) for each in wanted] if isinstance(wanted, (list, tuple)) else wanted

@@ -35,12 +35,12 @@ class Block:
     def stop(self) -> int:
         return self.start + len(self.modules)
 
-    def parts(self) -> list[nn.Module]:
+    def all_modules(self) -> list[nn.Module]:
         """Its modules and all modules in them, as `BlockState` numbers them."""
         return [part for module in self.modules for part in module.modules()]
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """Those of its modules."""
+        """The parameters of its modules."""
         return (parameter for module in self.modules for parameter in module.parameters())
 
     @property

@@ -26,7 +26,7 @@ class Unsupported(TorchError, cairn.Unsupported):
 
 
 class _NeedsSmallerBatch(torch.OutOfMemoryError):
-    """What batch-size finders take for out of memory: `args[0]` has their words, `str` the reason alone."""
+    """An error that batch-size finders take for out of memory: `args[0]` has their words, `str` the reason alone."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}. {_AS_OTHERS_SAY}")
@@ -79,7 +79,7 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
         return error
 
     def for_shapes(self, shapes: Sequence[str], unmeasured: str = "") -> InfeasibleBudget:
-        """The same error, about a step with other inputs than those that were planned for. unmeasured: why that was
+        """The error for a step with other inputs than those that were planned for. unmeasured: why that was
         estimated instead.
         """
         why = self.message
@@ -93,7 +93,7 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
         return self._saying(f"this step has inputs {', '.join(shapes)}, which no plan covers, and was not begun: {why}")
 
     def for_sample(self, of: str) -> InfeasibleBudget:
-        """The same error about another sample than the caller's; `of` says which."""
+        """The error for another sample than the caller's; `of` names it."""
         return self._saying(f"{of}: {self.message}")
 
     def _saying(self, text: str) -> InfeasibleBudget:

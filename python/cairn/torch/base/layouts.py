@@ -17,7 +17,7 @@ from .operators import shown
 
 @dataclasses.dataclass(frozen=True)
 class ByteView:
-    """How a tensor lies in some bytes: all that is needed to see it in a copy of them."""
+    """The place and layout of a tensor in some bytes. It makes the same tensor from a copy of these bytes."""
 
     first: int  # its first byte in them
     size: tuple[int, ...]
@@ -28,12 +28,12 @@ class ByteView:
 
     @classmethod
     def of(cls, tensor: torch.Tensor, origin: int = 0) -> ByteView:
-        """That of a tensor in the bytes of its storage from byte `origin` on."""
+        """The view of a tensor in its storage, whose bytes count from byte `origin`."""
         first = first_byte(tensor) - origin if tensor.numel() > 0 else 0
         return cls(first, tuple(tensor.size()), tuple(tensor.stride()), tensor.dtype, tensor.is_conj(), tensor.is_neg())
 
     def tensor_in(self, storage_of: torch.Tensor, origin: int) -> torch.Tensor:
-        """The tensor, in the bytes from byte `origin` on of this tensor's storage."""
+        """The tensor in the storage of another one, from byte `origin` on."""
         offset = (origin + self.first) // self.dtype.itemsize
         tensor = shown(storage_of, self.size, self.stride, offset, self.dtype)
         if self.is_conj:
@@ -81,14 +81,14 @@ class Layout:
         self.storage, self._offset = storage, offset
 
     def without_waiting(self) -> Layout:
-        """The same layout of a gradient that nobody else holds."""
+        """The layout for a gradient that nobody else holds."""
         changed = copy.copy(self)
         changed.waits = False
         return changed
 
     @property
     def nbytes(self) -> int:
-        """Of a storage that it lies in, up to its end."""
+        """Bytes of its storage, up to the end of the tensor."""
         return (self._offset + self._extent()) * self._dtype.itemsize
 
     def _extent(self) -> int:
@@ -120,17 +120,17 @@ Layouts = Sequence[Layout | None]
 
 
 def without_waiting(layouts: Layouts) -> list[Layout | None]:
-    """The same, of gradients that nobody else holds."""
+    """These layouts for gradients that nobody else holds."""
     return [layout and layout.without_waiting() for layout in layouts]
 
 
 def layouts_of(tensors: Sequence[torch.Tensor], known: Layouts = ()) -> list[Layout | None]:
-    """Those that are known, if there is one for each tensor; else each gradient lies as its tensor does."""
+    """The known layouts, if there is one for each tensor; else the layouts of the tensors."""
     return list(known) if len(known) == len(tensors) else [Layout(tensor) for tensor in tensors]
 
 
 def layouts_of_all(tensors: Sequence[torch.Tensor | None]) -> list[Layout | None]:
-    """Of gradients that are there at once, and may lie in one storage."""
+    """The layouts of gradients that exist at the same time, and may share a storage."""
     layouts = [None if tensor is None else Layout(tensor) for tensor in tensors]
     places: dict[Any, list[tuple[Layout, int]]] = {}
     for tensor, layout in zip(tensors, layouts, strict=True):
@@ -145,7 +145,7 @@ def layouts_of_all(tensors: Sequence[torch.Tensor | None]) -> list[Layout | None
 
 
 def bytes_of(layouts: Layouts) -> int:
-    """Of new tensors with these layouts."""
+    """Bytes of new tensors with these layouts."""
     alone = sum(layout.nbytes for layout in layouts if layout is not None and not layout.storage)
     return alone + sum(_shared(layouts).values())
 

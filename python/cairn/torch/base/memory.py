@@ -67,7 +67,7 @@ def is_distributed(tensor: torch.Tensor) -> bool:
 
 
 def of_this_rank(tensor: torch.Tensor) -> torch.Tensor:
-    """What this rank has of a tensor: a DTensor's sizes are those of the whole."""
+    """The part of a tensor that this rank has. The sizes of a DTensor are those of the whole."""
     if not is_distributed(tensor):
         return tensor
     with torch.no_grad():

@@ -257,7 +257,7 @@ def _visible(given: Any) -> Any:
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """The same tensor on a copy of its storage."""
+    """A tensor of the same layout on a copy of the storage."""
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     storage = tensor.untyped_storage().clone()
     return alias.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())

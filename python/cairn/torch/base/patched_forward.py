@@ -28,7 +28,7 @@ PATCHED_NAMES = frozenset(("forward", "__reduce_ex__", _REPLICATE))
 
 
 class _NoCode(Unsupported, AttributeError):
-    """Who only asks whether there is some is told that there is none."""
+    """The error for a missing attribute. It is an AttributeError, too, so `hasattr` is False."""
 
 
 class PatchedForward:
@@ -53,7 +53,7 @@ class PatchedForward:
         vars(module).update(mine)
 
     def _mine(self) -> dict[str, Any]:
-        """What is put into the module; kept nowhere, for this would hold itself."""
+        """The attributes that are put into the module. Storing them here would make a reference cycle."""
         return {"forward": self, **self._others}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -74,7 +74,7 @@ class PatchedForward:
 
     @property
     def module(self) -> nn.Module | None:
-        """Whose forward it stands for."""
+        """The module whose forward it replaces."""
         return self._module()
 
     def original(self) -> Callable[..., Any]:
@@ -101,7 +101,7 @@ class PatchedForward:
                     own[key] = self._before[key]
 
     def __getattr__(self, name: str) -> Any:
-        """What functions have and this has not."""
+        """Raises for attributes of functions, such as their code."""
         if name in ("__code__", "__globals__"):
             raise _NoCode(
                 "the forward of a planned model stands for another one, and has no code to be scripted or exported: "
@@ -111,7 +111,7 @@ class PatchedForward:
 
     @property
     def __wrapped__(self) -> Callable[..., Any]:
-        """What this was put around, for those who look for a forward of their own among such (accelerate does)."""
+        """The forward that this one wraps. accelerate, for example, follows `__wrapped__` to its own wrapper."""
         if self._module() is None:
             raise AttributeError("the module of this forward is gone")
         return self.original()

@@ -65,7 +65,7 @@ def _pieces(tensor: torch.Tensor, copied: int) -> Iterator[torch.Tensor]:
 
 
 def _checksum(tensor: torch.Tensor) -> int:
-    """Of the bytes as they are in the host's memory."""
+    """A checksum of the bytes in host memory."""
     value = 0
     for piece in _pieces(tensor, _PIECE_ELEMENTS):
         nbytes = piece.numel() * piece.element_size()
@@ -74,7 +74,7 @@ def _checksum(tensor: torch.Tensor) -> int:
 
 
 def _sum(tensor: torch.Tensor) -> int:
-    """Of the elements' bits, weighted by their places; with odd numbers, which take no bit of 64 away."""
+    """A sum of the elements' bits, weighted by their places. Odd weights keep all 64 bits."""
     weights = torch.arange(1, 2 * min(_CHUNK_ELEMENTS, tensor.numel()) + 1, 2, device=tensor.device)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for piece in _pieces(tensor, _CHUNK_ELEMENTS):

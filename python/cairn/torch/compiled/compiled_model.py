@@ -62,7 +62,7 @@ class Regions(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReport:
-    """What was planned for a compiled step, and what was measured.
+    """The plans of a compiled step, and its measurements.
 
     Attributes
     ----------

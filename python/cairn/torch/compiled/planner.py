@@ -408,7 +408,7 @@ def _of_least_memory(problem: cairn.Graph) -> cairn.Solution:
 
 
 def _structure(node: cairn.Node) -> tuple[Any, ...]:
-    """What decides whether a schedule of a problem is valid. Times do not, and differ with each measurement."""
+    """The part of a node that decides whether a schedule is valid. Times do not count: each measurement has others."""
     return node.bytes, node.deps, node.alias_of, node.keep, node.no_recompute
 
 

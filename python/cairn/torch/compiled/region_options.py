@@ -112,7 +112,7 @@ def _times(run: BlockRuns, region: Region, numbers: list[int]) -> list[OptionTim
 def _timed(run: BlockRuns) -> tuple[int, int]:
     """The times of forward and backward of one run, in ns."""
     run.rewind()
-    side_outputs = SideOutputs(run.block.parts())
+    side_outputs = SideOutputs(run.block.all_modules())
     args, kwargs = run.arguments.source(isolated_block.Hooks())
     clock.wait_for(run.device)
     start_ns = clock.read()

@@ -1,4 +1,4 @@
-"""What was decided for the blocks of a step that are compiled one by one: a partition for each, and a schedule."""
+"""The plan of a step whose blocks are compiled one by one: a partition for each block, and a schedule."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ FORMAT, VERSION = "cairn-region-plan", 1
 
 @dataclasses.dataclass(frozen=True)
 class RegionPlan:
-    """What was decided for the blocks of a step that are compiled one by one.
+    """The plan of a step whose blocks are compiled one by one.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class RegionPlan:
 
     @property
     def budget_bytes(self) -> int:
-        """What the step may take."""
+        """The budget of the step, bytes."""
         return self.plan.budget_bytes
 
     @property

@@ -54,7 +54,7 @@ class Comparison:
         self._setup = StepSetup(sample, self._device, parameters)
 
     def measured(self, turns: Sequence[Turn], rounds: int) -> list[Steps | str]:
-        """Of ways that take turns, the first of which is the plain step; for one that fails, the reason in a line."""
+        """Measure methods that run in turns, the plain step first. For a method that fails, the reason in a line."""
         first = [self._tried(turn) for turn in turns]
         times: list[list[int]] = [[] for _ in turns]
         for _ in range(rounds):
@@ -94,7 +94,7 @@ class Comparison:
         return _First(max(resident_of(plan, existing) + rise, plan.optimizer_peak_bytes), value)
 
     def _timed(self, turn: Turn) -> int:
-        """Of a step, in nanoseconds."""
+        """The time of a step, in nanoseconds."""
         self._prepare()
         with turn() as run:
             began = clock.read()

@@ -204,7 +204,7 @@ class _Curve:
         return tuple(map(_point, self.plans))
 
     def drawn(self) -> list[Point]:
-        """Those in a picture, so many that what lies between two of them hardly differs from a line."""
+        """The points for a picture, so close that the curve between two of them is almost a line."""
         more = self.is_whole and self.task.to is None and len(self.budgets) < POINTS_DRAWN
         plans = self.task.plans(self.task.even_budgets(POINTS_DRAWN)) if more else []
         return sorted(map(_point, (*self.plans, *plans)), key=lambda point: point.budget_bytes)

@@ -72,7 +72,7 @@ class Verification:
         return f"{'sound' if self.ok else 'NOT SOUND'}: {texts}"
 
     def problems(self) -> list[str]:
-        """What is wrong, in words."""
+        """The failures, in words."""
         texts = list(self.differences)
         runs = [("", self.created)]
         if self.plan.gradients == ACCUMULATED:

@@ -59,7 +59,7 @@ class Head:
 
 @dataclasses.dataclass(frozen=True)
 class Softmax:
-    """Of each row: the largest logit, and the logarithm of what the exponentials of all logits minus it add up to."""
+    """Two numbers of each row: the largest logit, and the logarithm of the sum of exp(logit - largest logit)."""
 
     largest: torch.Tensor
     denominator: torch.Tensor
@@ -80,7 +80,7 @@ class Softmax:
 
 @dataclasses.dataclass
 class Gradients:
-    """What a backward makes; None where nobody asks for it."""
+    """The gradients that a backward makes; None for those that nobody needs."""
 
     input: torch.Tensor | None
     weight: torch.Tensor | None
@@ -126,7 +126,7 @@ class Backward:
         return logits
 
     def add_columns(self, columns: slice, to: Gradients, sums_input: bool) -> torch.Tensor:
-        """What these columns of the logits contribute; also returns their gradient."""
+        """Add the contribution of these columns of the logits to the gradients. Returns the gradient of the columns."""
         grad = self.of_logits(columns=columns)
         if to.weight is not None:
             torch.mm(grad.t(), self.head.input, out=to.weight[columns])

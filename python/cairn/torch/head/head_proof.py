@@ -53,7 +53,7 @@ class Case:
 
     @classmethod
     def of(cls, head: Head, chunk_bytes: int) -> Case:
-        """That of a call."""
+        """The case of a call."""
         return cls(
             rows=head.rows,
             width=head.input.shape[1],
@@ -91,7 +91,7 @@ def _is_differentiated(tensor: torch.Tensor | None) -> bool:
 
 
 def conditions() -> str:
-    """What the division of products depends on beside the operands."""
+    """The conditions, besides the operands, that decide how a library divides up matrix products."""
     parts: tuple[Any, ...] = (
         torch.__version__,
         f"{torch.get_num_threads()} threads",
@@ -137,7 +137,7 @@ class _Proof:
         self._of_loss = torch.rand(case.rows, dtype=case.torch_dtype, generator=random) + 0.5
 
     def chunks(self) -> Chunks | None:
-        """Those that hold."""
+        """The chunks that give the bits of the whole; None if there are none."""
         leaves = self._leaves()
         with torch.enable_grad():
             logits = F.linear(*leaves)

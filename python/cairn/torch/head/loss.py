@@ -32,7 +32,7 @@ def cross_entropy(
     reduction: str = "mean",
     label_smoothing: float = 0.0,
 ) -> torch.Tensor:
-    """As `torch.nn.functional.cross_entropy`, bit for bit, with less memory in the backward.
+    """Compute `torch.nn.functional.cross_entropy`, bit for bit, with less memory in the backward.
 
     For logits of two dimensions with class indices as targets. Everything else is passed on to PyTorch's own.
 

@@ -41,7 +41,7 @@ class Rows:
 
     @classmethod
     def of_embedding(cls, grad: torch.Tensor, tokens: torch.Tensor, count: int, padding_idx: int) -> Rows:
-        """Of the weight of an embedding, from that of its output."""
+        """The gradient of an embedding's weight, from the gradient of its output."""
         rows, places = torch.unique(tokens.long(), return_inverse=True)
         padding = (rows == padding_idx).nonzero()
         padding_place = int(padding) if padding.numel() else -1
@@ -97,7 +97,7 @@ class _Tie(torch.autograd.Function):
 
 
 class _Use(torch.autograd.Function):
-    """Of the whole weight."""
+    """A use of the whole weight."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, tie: Tie) -> torch.Tensor:
@@ -113,7 +113,7 @@ class _Use(torch.autograd.Function):
 
 
 class _Lookup(torch.autograd.Function):
-    """Of rows of the weight."""
+    """A use of some rows of the weight."""
 
     @staticmethod
     def forward(ctx: Any, weight: torch.Tensor, tokens: torch.Tensor, padding_idx: int, tie: Tie) -> torch.Tensor:
@@ -148,11 +148,11 @@ class Tie:
         return _Use.apply(self._weight, self)
 
     def linear(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """As `F.linear` with the weight."""
+        """`F.linear` with the weight."""
         return F.linear(x, self.whole(), bias)
 
     def embedding(self, tokens: torch.Tensor, padding_idx: int | None) -> torch.Tensor:
-        """As `F.embedding` with the weight."""
+        """`F.embedding` with the weight."""
         return _Lookup.apply(self._weight, tokens, _row(padding_idx, self._weight), self)
 
 

@@ -332,7 +332,7 @@ class _HostBudget:
         return granted
 
     def give_back(self, count: int) -> None:
-        """Of what was granted."""
+        """Returns bytes that were granted."""
         if self._left is not None:
             self._left += count
 
@@ -364,7 +364,7 @@ class _Store:
             self.gone.clear()
 
     def entry(self, tensor: torch.Tensor) -> _Entry | None:
-        """What stands for a tensor's storage as it is now; None if there is no room for it."""
+        """The host copy of a tensor's storage in its present state; None if there is no room for it."""
         self.send(before=_compat.history_mark())
         key = _compat.storage_id(tensor)
         known = self._by_storage.get(key)

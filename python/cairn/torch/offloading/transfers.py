@@ -62,21 +62,21 @@ class _Storage:
         return ((base if base % _LARGEST_ITEM == 0 else 0) + self.first) % ALIGNMENT[self.device.type]
 
     def bytes(self) -> torch.Tensor:
-        """Those bytes, as a tensor that keeps the storage alive."""
+        """The bytes of the storage, as a tensor that keeps it alive."""
         alias = torch.empty(0, dtype=torch.uint8, device=self.device)
         return alias.set_(self.storage, self.first, (self.end - self.first,), (1,))
 
 
 @dataclasses.dataclass(frozen=True)
 class _Room:
-    """What one storage needs when it comes back."""
+    """The memory on the device into which one storage is prefetched."""
 
     count: int
     lead: int
 
 
 class Layout:
-    """What tensors consist of: the bytes to move, and how to see the tensors in them again."""
+    """The bytes of a group of tensors, and the views that make the tensors from a copy of these bytes."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.storages: list[_Storage] = []
@@ -171,7 +171,7 @@ class TensorGroup:
             self._out = self._transfers._submit(OUT, self.key, pieces, self._place.span)
 
     def wait_out(self, *, is_free: bool = False) -> None:
-        """Returns when the copy out has been made, and lets go of the tensors: they are freed with their other owners.
+        """Waits until the copy out has ended, and drops the references to the tensors.
 
         For a CUDA device it is the current stream that waits. Raises TransferFailed if the copy was not made.
 
@@ -289,7 +289,7 @@ class Transfers:
         return group
 
     def packed(self, group_key: Any, tensors: Iterable[torch.Tensor], offset: int) -> TensorGroup:
-        """As `offload`, but the copy begins when the group is sent; until then the tensors may be written."""
+        """Like `offload`, but the copy starts when the group is sent. Until then the tensors may be written."""
         self._copy_streams.require_usable()
         listed = list(tensors)
         layout = Layout(listed)
@@ -301,7 +301,7 @@ class Transfers:
             return TensorGroup(self, group_key, listed, place, layout)
 
     def offload_anywhere(self, group_key: Any, tensors: Iterable[torch.Tensor]) -> TensorGroup:
-        """As `offload`, to the first free place; the tier grows if it has none."""
+        """Like `offload`, to the first free range of the slab. The tier grows if there is none."""
         listed = list(tensors)
         count = group_bytes(listed)
         offset = self.free_place(count)

@@ -136,14 +136,14 @@ def _check_offloading(allow: Iterable[str], options: Mapping[str, Any]) -> None:
 
 
 def check_profile_options(options: Mapping[str, Any]) -> None:
-    """The same of `profile`."""
+    """Raises for wrong arguments of `profile`."""
     check_count("passes", options.get("passes", 1), 1)
     for name in ("inside", "outside", "holds_output"):
         check_flag(name, options.get(name, True))
 
 
 def check_watching(check_steps: Any, strict: Any) -> None:
-    """The same of what measures the first steps."""
+    """Raises for wrong arguments about the measurement of the first steps."""
     check_count("check_steps", check_steps, 0)
     check_flag("strict", strict)
 
@@ -163,7 +163,7 @@ def check_flag(name: str, value: Any) -> None:
 
 
 def check_apply_options(options: Mapping[str, Any]) -> None:
-    """The same of `apply`."""
+    """Raises for wrong arguments of `apply`."""
     check_flag("preserve_rng_state", options.get("preserve_rng_state", True))
     check_choice("on_shape_change", options.get("on_shape_change", POLICIES[0]), POLICIES)
     check_choice("determinism_check", options.get("determinism_check", "default"), DETERMINISM_CHECKS)

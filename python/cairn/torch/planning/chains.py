@@ -160,6 +160,6 @@ def counted_for(profile: Profile, asked: tuple[str, str], ops: Sequence[Op], apa
 
 
 def _lingering(profile: Profile, counted: Counted) -> dict[int, int]:
-    """By stage: what is there when it first runs that the chain counts with the last stage, if with any."""
+    """By stage: bytes that exist when it first runs, but that the chain counts with the last stage or not at all."""
     uncounted = Lingering(profile.stages, counted).uncounted[:-1]
     return {stage: size for stage, size in enumerate(uncounted, 1) if size and stage not in counted.early}

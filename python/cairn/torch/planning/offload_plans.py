@@ -201,7 +201,7 @@ class Offloading:
         return OffloadSchedule(self.problem, schedule, transfer_plan, makespan, step, bound, solver)
 
     def _taken_ns(self, transfer_plan: TransferPlan, stall_ns: int) -> int:
-        """The time by which copies slow down the computations beside them."""
+        """The time by which copies slow down the computations that run at the same time."""
         beside = max(0, traffic_of(self.problem, transfer_plan.ops).busy_ns - stall_ns)
         return int(beside * self._slowdown / (1 + self._slowdown))
 

@@ -198,7 +198,7 @@ class ShapePlans:
 
     @property
     def watched_by(self) -> Watcher | None:
-        """Who measures the steps."""
+        """The watcher that measures the steps."""
         return self._watch
 
     # -- choosing --------------------------------------------------------------------------------------------

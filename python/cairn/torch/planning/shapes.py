@@ -100,12 +100,12 @@ class Growth:
 
     @property
     def linear(self) -> float:
-        """Of what has a number for each of the inputs' numbers."""
+        """The growth of memory that is proportional to the size of the inputs."""
         return self.batch * self.other
 
     @property
     def most(self) -> float:
-        """Of what has one for each pair of them within a sample."""
+        """The growth of memory that is proportional to pairs of the inputs' elements within a sample."""
         return self.batch * self.other**2
 
 

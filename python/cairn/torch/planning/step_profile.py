@@ -74,7 +74,7 @@ class Profile:
 
     @property
     def held_by_name(self) -> dict[str, int]:
-        """The same by stage."""
+        """`held_bytes` by the name of the stage."""
         return {shown(stage.name, stage.call): stage.held_bytes for stage in self.stages if stage.held_bytes}
 
     def resident_by_name(self, scope: str = "step", gradients: str = ACCUMULATED) -> dict[str, int]:
@@ -86,7 +86,7 @@ class Profile:
         return {**self.resident, "gradients of parameters": self.gradient_bytes}
 
     def resident_bytes(self, scope: str = "step", gradients: str = ACCUMULATED) -> int:
-        """The same in total."""
+        """The total of `resident_by_name`."""
         return sum(self.resident_by_name(scope, gradients).values())
 
     def chain(
@@ -236,7 +236,7 @@ def _passed(stage: StageMeasure, behind: StageMeasure) -> tuple[StageMeasure, St
 
 
 def _with_surrounding_rises(stage: StageMeasure) -> StageMeasure:
-    """The stage, and each of its options, with the rises of what runs beside it and is no stage."""
+    """The stage and its options, with the rises of the code around it that is no stage."""
 
     def higher(measured: StageMeasure | OptionMeasure) -> dict[str, int]:
         adding = measured.accumulated_backward_rise_bytes

@@ -118,8 +118,10 @@ class BlockMeter:
         """
         replay = Rewinding(self._block, self._device)
         versions = [(t, t._version) for t in arguments.tensors if not t.is_inference()]
-        attributes = Attributes(self._block.parts(), with_large=True)  # what was there is released by no run that saves
-        lasting = SideEffects(self._block.parts())
+        attributes = Attributes(
+            self._block.all_modules(), with_large=True
+        )  # what was there is released by no run that saves
+        lasting = SideEffects(self._block.all_modules())
         with collecting_apart():
             fingerprints = self.run_saving(function, arguments, pending, created)
             if fingerprints is None:
@@ -128,7 +130,7 @@ class BlockMeter:
                 self._stage.captured = captured_by(self._block, function, arguments, self._device)
                 fingerprints = self.run_saving(function, arguments, pending, created)
         if fingerprints is None:
-            refuse(self._block.name, arguments.captured, self._block.parts())
+            refuse(self._block.name, arguments.captured, self._block.all_modules())
         replay.record_first_run(self._stage)
         change = lasting.change()
         if change is not None:
@@ -181,7 +183,7 @@ class BlockMeter:
         torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
         self._mark("base")
         saved = isolated_block.SavedTensors(self._device, self._block.has_own_hooks) if saving is None else saving()
-        side_outputs = SideOutputs(self._block.parts())
+        side_outputs = SideOutputs(self._block.all_modules())
         with saved.recording():
             uses = _compat.storage_uses(filter(memory.has_storage, arguments.tensors))
             leaving: list[torch.Tensor | None] = []  # to the end: behind it what computed weights for the block may run
@@ -222,7 +224,7 @@ class BlockMeter:
         refs = [(i, _compat.StorageRef(t)) for i, t in enumerate(tensors) if memory.has_storage(t)]
         del result, made, tensors
         self._held_outputs = {i for i, ref in refs if ref.alive()}
-        first, backward = len(created.gone), SideOutputs(self._block.parts())
+        first, backward = len(created.gone), SideOutputs(self._block.all_modules())
         if root is not None:
             with isolated_block.as_in_backward(self._device):
                 root.backward()
@@ -287,7 +289,7 @@ class BlockMeter:
 
     def _count_again(self, function: Callable[..., Any], arguments: isolated_block.Arguments) -> int:
         """The number of saved tensors of a run that sees the previous run's side outputs with their autograd graph."""
-        attributes, count = Attributes(self._block.parts()), itertools.count()
+        attributes, count = Attributes(self._block.all_modules()), itertools.count()
         takes_own = self._block.has_own_hooks
 
         def counting(tensor: torch.Tensor) -> Layout:
@@ -308,7 +310,7 @@ class BlockMeter:
         there = [ref.storage() for ref, _ in self._added]
         with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
-            side_outputs, lent = SideOutputs(self._block.parts()), arguments.lent(args, kwargs)
+            side_outputs, lent = SideOutputs(self._block.all_modules()), arguments.lent(args, kwargs)
             result = arguments.run(function, args, kwargs)
         self.side_output_gradients = Arrivals(side_outputs.tensors(result))
         passed = memory.storages((*arguments.tensors, *tensors_in(result)))
@@ -366,10 +368,10 @@ def captured_by(
     block: Block, function: Callable[..., Any], arguments: isolated_block.Arguments, device: torch.device
 ) -> list[str]:
     """Turn a block's captured inputs into arguments, and return the place of each."""
-    state, attributes = Rewinding(block, device), Attributes(block.parts(), with_large=True)
+    state, attributes = Rewinding(block, device), Attributes(block.all_modules(), with_large=True)
     with collecting_apart():
         arguments.capture(function)
-    places = places_of(arguments.captured, block.parts())
+    places = places_of(arguments.captured, block.all_modules())
     attributes.restore()
     state.rewind()
     return places

@@ -244,7 +244,7 @@ def _in_call_order(model: nn.Module, observed: Trace, modules: Sequence[nn.Modul
             continue
         block = merged.get(id(call.module)) or Block(call.name, (call.module,))
         borrowed, compiled = tuple(observed.run_by(block.modules)), observed.runs_compiled(block.modules)
-        inside = any(call.has_gradients_inside for part in block.parts() for call in observed.calls_of(part))
+        inside = any(call.has_gradients_inside for part in block.all_modules() for call in observed.calls_of(part))
         block = dataclasses.replace(block, borrowed=borrowed, is_compiled=compiled, has_gradients_inside=inside)
         seen.update(id(m) for m in block.modules)
         _refuse_checkpoints(observed, block)

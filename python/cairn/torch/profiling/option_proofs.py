@@ -135,7 +135,7 @@ def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 @dataclasses.dataclass
 class Where:
-    """What was there before the block, while it is proved."""
+    """The inputs of a block, while its options are proved."""
 
     arguments: Sequence[torch.Tensor]
     parameters: Sequence[torch.Tensor | None]

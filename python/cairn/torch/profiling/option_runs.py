@@ -40,7 +40,7 @@ class BlockRuns:
         self.shared: Set[int] = frozenset()  # the identities of parameters whose gradients wait for others
         self.devices = (device,) if with_generator(device) else ()
         self._rewinding = Rewinding(block, device)
-        self._attributes = Attributes(block.parts(), with_large=True)  # each run replaces the same
+        self._attributes = Attributes(block.all_modules(), with_large=True)  # each run replaces the same
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
@@ -55,21 +55,21 @@ class BlockRuns:
         self._attributes.restore()
 
     def parameters(self) -> list[torch.Tensor | None]:
-        return [p for part in self.block.parts() for p in part._parameters.values()]
+        return [p for part in self.block.all_modules() for p in part._parameters.values()]
 
     def buffers(self) -> list[torch.Tensor | None]:
-        return [b for part in self.block.parts() for b in part._buffers.values()]
+        return [b for part in self.block.all_modules() for b in part._buffers.values()]
 
     def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
         """The operations of a run; with `saving` also a backward, which records the order of reads of saved tensors."""
         self.rewind()
         constants, buffers, side_outputs = (
-            Constants(self.block.parts()),
+            Constants(self.block.all_modules()),
             self.buffers(),
-            SideOutputs(self.block.parts()),
+            SideOutputs(self.block.all_modules()),
         )
         args, kwargs = self.arguments.source(isolated_block.Hooks())
-        leaves, parts = Tree.of((args, kwargs)).leaves, self.block.parts()
+        leaves, parts = Tree.of((args, kwargs)).leaves, self.block.all_modules()
         recorder = BlockRecorder(leaves, self.parameters(), self.buffers(), parts, timed=self.device)
         count, has_ended = 0, False
         holds = saving or self.block.has_gradients_inside

@@ -73,7 +73,7 @@ class Cost:
 
     def of(self, block: Block, saved_count: int) -> int:
         """The overhead of recomputing a block that saves so many tensors."""
-        buffers = sum(len(part._buffers) for part in block.parts())
+        buffers = sum(len(part._buffers) for part in block.all_modules())
         return round(
             self.recompute_overhead_ns + self.recompute_overhead_saved_ns * saved_count + self.buffer_ns * buffers
         )
@@ -216,7 +216,7 @@ class _Alone:
         output.sum().backward()
 
     def recomputing_ns(self, decisions: str) -> float:
-        """As options are timed while a model is profiled."""
+        """The time of recomputing, measured as for the options of a model that is profiled."""
         recipe = compile_recipe(self.graph, decisions, self.asked)
         return statistics.median(_time(lambda: self._tensor_recompute(recipe)) for _ in range(ROUNDS))
 

@@ -182,7 +182,7 @@ class StepRecording:
         stage.random_state_is_new, self._random_state = state != self._random_state, state
         alone = BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static)
         hooks, shared = isolated_block.Hooks(), self._parameter_users.with_pending_gradients(block, call)
-        computed = [item for part in block.parts() for item in in_attributes(part)]
+        computed = [item for part in block.all_modules() for item in in_attributes(part)]
         output = alone.run(function, arguments, hooks, shared, self._created)
         run = BlockRun(stage, alone, memory.storages(arguments.differentiable), self._is_chained(arguments))
         self._record_held(run.chained)
@@ -299,7 +299,7 @@ class StepRecording:
         """By identity of each gathered parameter of a block: what a rank keeps of its gradient when it is reduced."""
         return {
             id(parameter): self._shards[part, name]
-            for part in (block.parts() if self._shards else ())
+            for part in (block.all_modules() if self._shards else ())
             for name, parameter in part.named_parameters(recurse=False)
             if (part, name) in self._shards
         }

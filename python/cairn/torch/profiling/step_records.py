@@ -135,7 +135,9 @@ def is_settled(run: BlockRun) -> bool:
 
 def large_buffers(block: Block, stage: StageMeasure) -> list[torch.Tensor]:
     """The large buffers that the block does not write itself. Small ones are copied for a recomputation."""
-    named = ((name, buffer) for part in block.parts() for name, buffer in part._buffers.items() if buffer is not None)
+    named = (
+        (name, buffer) for part in block.all_modules() for name, buffer in part._buffers.items() if buffer is not None
+    )
     return [b for name, b in named if memory.storage_bytes(b) > LARGE_BYTES and name not in stage.writes_buffers]
 
 

@@ -96,7 +96,7 @@ class TimePasses:
         if _kind(stage) not in self._timed:
             self._timed.add(_kind(stage))
             state = Randomness(self._device)
-            attributes = Attributes(block.parts(), with_large=bool(stage.captured))  # which it may take out
+            attributes = Attributes(block.all_modules(), with_large=bool(stage.captured))  # which it may take out
             with collecting_apart():
                 self._time_saving(stage, block, function, arguments)
             attributes.restore()
@@ -130,7 +130,7 @@ class TimePasses:
     ) -> None:
         samples = self._samples_of(stage)
         args, kwargs = arguments.source(isolated_block.Hooks())
-        beside = SideOutputs(block.parts())
+        beside = SideOutputs(block.all_modules())
         began = self._now()
         result = arguments.run(function, args, kwargs)
         samples.forward.append(self._now() - began)

@@ -113,7 +113,7 @@ class Report:
 
     @property
     def floor(self) -> dict[str, int]:
-        """What makes up that peak, bytes by name."""
+        """The composition of that peak, bytes by name."""
         moment = self.plan.floor
         blocks = [str(ref) for ref in self.plan.stages if ref.is_block]
         return {} if moment is None else {part.name: part.bytes for part in grouped(moment.parts, blocks)}
@@ -187,7 +187,7 @@ class Report:
         return lines + [f"  deviations  {note}" for note in _together(self.notes)]
 
     def _output_not_held(self, measured: Measured) -> list[str]:
-        """What would let the plan do with less, where the loop lets go of an output that the plan counts."""
+        """Advice if the training loop frees an output that the plan counts: a plan could use less memory."""
         dropped, spared = measured.dropped_bytes, self.predicted_peak_bytes - measured.peak_bytes
         is_noteworthy = dropped > NOTEWORTHY_SHARE * measured.peak_bytes and 2 * spared >= dropped
         if not (self.plan.holds_output and is_noteworthy):
@@ -306,7 +306,7 @@ def explain(plan: Plan, measured: Measured | None = None, shapes: Sequence[Shape
 
 
 def _together(notes: Iterable[str]) -> list[str]:
-    """What several notes say of a block each, as one: "'a' was recomputed" and "'b' was recomputed"."""
+    """Join notes that say the same of several blocks: "'a' was recomputed" and "'b' was recomputed"."""
     blocks: dict[str, list[str]] = {}
     for note in dict.fromkeys(notes):  # there is one for each time
         name, _, rest = note[1:].partition("' ") if note.startswith("'") else ("", "", note)

@@ -95,7 +95,7 @@ class Definitions:
             return False  # one is gone
 
     def difference(self) -> str | None:
-        """What is another than it was, for people."""
+        """The first value that has changed, in words; None if none has."""
         place = self._guards.difference(self._namespaces())
         if place is None:
             return None if self._counted() == self._counts else "the number of attributes of a class or an object"
@@ -161,7 +161,7 @@ class GlobalsAndClosures:
         return self._definitions.hold()
 
     def difference(self) -> str | None:
-        """What is another than it was, for people."""
+        """The first value that has changed, in words; None if none has."""
         place = self._guards.difference(self._constants.namespaces())
         return self._definitions.difference() if place is None else _described(place)
 

@@ -272,7 +272,7 @@ class Record:
         return self._before.is_in_doubt
 
     def difference(self) -> str | None:
-        """What has changed since the run, in words; None if nothing has."""
+        """The change since the run, in words; None if there is none."""
         before, state, modules = self._before, self._state, self._state.modules()
         replaced = state.replaced_part(before.children)
         if replaced is not None:

@@ -52,7 +52,7 @@ def refuse_sharded_modules(blocks: Iterable[Block]) -> None:
     """Raises Unsupported for blocks of which a part is sharded by itself."""
     kind = _kind()
     for block in blocks if kind is not None else ():
-        inner = [part for part in block.parts() if part not in block.modules and isinstance(part, kind)]
+        inner = [part for part in block.all_modules() if part not in block.modules and isinstance(part, kind)]
         if inner:
             raise Unsupported(
                 f"a {type(inner[0]).__name__} inside of block '{block.name}' is sharded by itself: call fully_shard on "

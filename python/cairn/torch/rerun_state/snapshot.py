@@ -81,7 +81,7 @@ def is_array(value: Any) -> bool:
 
 
 def _bytes_of(value: Any) -> bytes | None:
-    """Of a small array."""
+    """The bytes of a small array; None for another value."""
     try:
         with memoryview(value) as view:
             return view.tobytes() if view.nbytes <= _BYTES_COMPARED else None

@@ -213,5 +213,5 @@ def _some(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _sum(bits: torch.Tensor) -> torch.Tensor:
-    """Of the kind of the numbers themselves: of another one they would be copied first."""
+    """The sum of integers in their own type: a sum in another type would copy them first."""
     return bits.sum(dtype=bits.dtype).to(torch.int32)

@@ -133,7 +133,7 @@ def _stays(ops: Sequence[Op], number: int, stage: StageMeasure) -> bool:
 
 
 def _left(ops: Sequence[Op], number: int) -> tuple[str, int]:
-    """What the first run of a stage leaves, and where the schedule removes it: behind its end if it does not."""
+    """The value that the first run of a stage leaves, and where it is removed: behind the last operation if never."""
     left = ""
     for position, op in enumerate(ops):
         if not left and op[0] in FORWARDS and op[1] == number:
@@ -167,7 +167,7 @@ def lets_go(ops: Sequence[Op], stage: int) -> bool:
 
 
 def _kept(ops: Sequence[Op]) -> Kept:
-    """What the first runs of stages leave, if it is there when the forward ends."""
+    """The values of first runs that still exist when the forward ends, by stage."""
     kept: Kept = {}
     run: set[int] = set()
     done = 0  # the stage whose backward was the last

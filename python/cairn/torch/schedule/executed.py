@@ -55,7 +55,7 @@ def as_performed(ops: Sequence[Op], stages: Sequence[StageRef]) -> Performed:
 
 
 def _in_order(ops: Sequence[Op], stages: Sequence[StageRef], free_moves: bool = False) -> Iterator[Op]:
-    """What runs outside of blocks comes before what waits for the next block.
+    """Reorder a list: stages outside of blocks run before operations that wait for the next block.
 
     free_moves: drops and transfers wait only if they have to do with what waits.
     """
@@ -79,7 +79,7 @@ def _in_order(ops: Sequence[Op], stages: Sequence[StageRef], free_moves: bool = 
 
 
 def _without_drop_of(stage: int, waiting: Sequence[Op]) -> list[Op]:
-    """What waits, but for a drop of a stage's output that was there before."""
+    """The waiting operations, without the drop of a stage's earlier output."""
     for position, op in enumerate(waiting):
         if op[0] in FORWARDS and op[0] != FORWARD_SAVE and op[1] == stage:
             break

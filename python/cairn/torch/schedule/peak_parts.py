@@ -34,7 +34,7 @@ class Moment:
 
 
 class Replay:
-    """What is on the device, and on the host, along a list of operations; sizes are the chain's."""
+    """The values on the device and on the host along a list of operations, with the sizes of the chain."""
 
     def __init__(self, chain: Mapping[str, Any]) -> None:
         self.chain = chain
@@ -119,7 +119,7 @@ class Replay:
         return max(before, self.level(), before + result + workspace)
 
     def parts(self, held: Mapping[str, int]) -> list[Part]:
-        """What is resident now, beside what is fixed. `held` by the caller is shown apart from its stage."""
+        """The values that are resident now, without fixed memory. Outputs `held` by the caller are parts, too."""
         name = {stage: str(self.stages[stage - 1]["name"]) for stage in range(1, len(self.stages) + 1)}
         saved = {stage: int(self.option(stage, option)["saved_bytes"]) for stage, option in self.saved.items()}
         left = {stage: int(self.stages[stage - 1]["weight_grad_bytes"]) for stage in self.done}

@@ -133,7 +133,7 @@ def candidates(graph: BlockGraph, finest_bytes: int = 0) -> list[Choice]:
 
 
 def _with_constant_times(graph: BlockGraph) -> BlockGraph:
-    """The same block with times that follow from the bytes that operations read and write."""
+    """A copy of the block whose times are computed from the bytes that operations read and write."""
 
     def with_constant_time(op: Operation) -> Operation:
         values = (*(use.value for use in op.operands if use.value >= 0), *op.values)

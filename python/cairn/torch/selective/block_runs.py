@@ -41,7 +41,7 @@ from .submodule_hooks import Handlers, by_module
 
 @dataclasses.dataclass(frozen=True)
 class SelectiveOptions:
-    """What a plan says about one stage under selective recomputation."""
+    """The options of one stage under selective recomputation, as a plan has them."""
 
     digest: str  # of the recorded operations
     asked: tuple[int, ...]  # the order in which a backward asked for the saved tensors

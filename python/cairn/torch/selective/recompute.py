@@ -254,7 +254,7 @@ def mask_of(noise: torch.Tensor) -> torch.Tensor:
 
 
 class TensorRecompute:
-    """What one run of a block holds to recompute the saved tensors that it did not keep."""
+    """The values from which one run of a block recomputes the saved tensors that it did not keep."""
 
     __slots__ = (
         "_kept",

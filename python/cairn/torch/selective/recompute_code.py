@@ -375,7 +375,7 @@ def _held(kept: Kept, index: int) -> torch.Tensor:
 
 
 def _held_last(kept: Kept, index: int) -> torch.Tensor:
-    """As `_held`, for the last use: it is released."""
+    """Like `_held`, for the last use: the value is released."""
     tensor = _held(kept, index)
     del kept[index]
     return tensor

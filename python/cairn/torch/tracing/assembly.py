@@ -111,11 +111,11 @@ class _Assembly:
         return self.moved.get(where, where)
 
     def _operands(self, record: Record) -> list[Output]:
-        """What a record reads; a copy reads the original."""
+        """The outputs that a record reads. A copy reads the original."""
         return [operand if record in self.copies else self._now(operand) for operand in operands_of(record)]
 
     def _made(self, where: Output) -> Output:
-        """What made the storage of a result: itself, or for a view its base."""
+        """The output that allocated the storage of a result: the result itself, or the base of a view."""
         base = where.record.base
         return self._now(base) if isinstance(base, Output) else where
 

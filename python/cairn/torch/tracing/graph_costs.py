@@ -71,7 +71,7 @@ def _times(program: Program, externals: Sequence[torch.Tensor], device: torch.de
 
 
 def _workspaces(program: Program, externals: Sequence[torch.Tensor], device: torch.device) -> list[int]:
-    """What the allocator's peak during each operation has beyond what was there and the operation's result."""
+    """The workspace of each operation: the allocator's peak, less the memory before it and its result."""
     values, meter = LiveValues(program, externals), memory.meter_for(device)
     marks: list[tuple[int, int]] = []
 

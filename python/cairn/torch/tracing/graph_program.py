@@ -248,7 +248,7 @@ class LiveValues:
         return tensor
 
     def _base_of(self, view: Operation) -> list[Any] | None:
-        """What made the storage that a view shows: its base, or the base of the view that it is made of."""
+        """The outputs of the operation that allocated the storage of a view."""
         shown = next(dep for dep in view.deps if dep == view.base or self._operations[dep].base == view.base)
         return self._taken(shown) if shown == view.base else self._bases[shown]
 

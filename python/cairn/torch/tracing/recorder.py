@@ -192,7 +192,7 @@ class Recorder:
     # calls that write nothing
 
     def _literal(self, given: torch.Tensor, result: torch.Tensor) -> None:
-        """What torch was given is what it gives back."""
+        """Record a literal: the result is the tensor that torch was given."""
         for tensor in (given, result):
             if not self.tape.knows(tensor):
                 self.tape.add_literal(tensor)

@@ -104,7 +104,7 @@ def _results(recorder: Recorder, surroundings: Surroundings, left: _Left) -> Res
 
 
 def _fingerprints(recorder: Recorder, left: _Left, results: Results) -> Iterator[tuple[str, int]]:
-    """The same results as `Outcome.named` names, from the step itself."""
+    """The results of the recorded step, under the names of `Outcome.named`."""
     yield "the loss", fingerprint(left.loss)
     for name, grad in left.grads.items():
         yield f"the gradient of {name}", fingerprint(grad)

@@ -24,7 +24,7 @@ class Geometry:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Geometry:
-        """That of a tensor."""
+        """The geometry of a tensor."""
         return cls(
             tuple(tensor.size()),
             tuple(tensor.stride()),

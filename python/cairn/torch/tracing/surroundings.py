@@ -103,7 +103,7 @@ def _sharing(tree: Tree) -> list[int]:
 
 
 def _rest(shape: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """What a value consists of beside tensors, and where the tensors are."""
+    """The parts of a value that are no tensors, and the places of its tensors."""
     if type(shape) is Slot:
         yield path, shape.index
         return

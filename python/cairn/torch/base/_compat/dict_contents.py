@@ -32,7 +32,7 @@ def dicts_behind(proxies: Sequence[Any]) -> Sequence[Any]:
 
 @functools.cache
 def number_of_contents() -> Callable[[dict[Any, Any]], int] | None:
-    """Of one dict; None where nothing tells it. From Python 3.12 on torch counts changes itself, and misses some."""
+    """The change counter of a dict; None if there is none. From Python 3.12 on torch's own misses some changes."""
     number, at = getattr(_guards, "dict_version", None), number_at()
     if number is not None and tells_changes(number):
         return number
@@ -102,7 +102,7 @@ def tells_changes(number: Callable[[dict[Any, Any]], int]) -> bool:
 def _numbers_through(
     number: Callable[[dict[Any, Any]], int], names: Any, ways: Iterable[Callable[[object], Any]]
 ) -> list[int]:
-    """Of a dict as it is, and after every change."""
+    """The counter of a dict, at the beginning and after every change."""
     numbers = [number(names)]
     for _ in range(_TIMES):
         for way in ways:

@@ -18,7 +18,7 @@ from .joint_graphs import Partition
 
 
 def missing_for_compiling() -> str:
-    """What the installed torch lacks of the private interfaces that compiling needs; empty if nothing."""
+    """The private interfaces for compiling that the installed torch lacks, as text; empty if it has all."""
     try:
         from torch._dynamo.backends.common import aot_autograd  # noqa: F401
         from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput  # noqa: F401

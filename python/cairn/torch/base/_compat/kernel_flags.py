@@ -28,7 +28,7 @@ def reader(name: str, public: Callable[[], Any]) -> Callable[[], Any]:
 
 
 def attribute_reader(owner: Any, name: str) -> Callable[[], Any]:
-    """The same of an attribute of one of torch's backends."""
+    """A function that reads an attribute of one of torch's backends."""
     read = getattr(vars(type(owner)).get(name), "getter", None)
     return read if callable(read) else lambda: getattr(owner, name)
 

@@ -82,7 +82,7 @@ def parameter_hooks(parameter: torch.Tensor) -> list[dict[Any, Any]]:
 
 @contextlib.contextmanager
 def outside_autocast() -> Iterator[None]:
-    """As after the outermost autocast region: its cache is empty, and that of a new region goes when this one ends."""
+    """Run the body as if no autocast region were open: the cache is empty, and is emptied again at the end."""
     depth = 0
     try:
         while torch.autocast_decrement_nesting() >= 0:

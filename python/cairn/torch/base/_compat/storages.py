@@ -79,7 +79,7 @@ def version(tensor: torch.Tensor) -> int:
 
 
 def versions(tensors: Iterable[torch.Tensor | None]) -> list[int]:
-    """`version` of many at once; 0 for what is not there."""
+    """`version` of many tensors at once; 0 for a missing one."""
     tensors = list(tensors)
     try:
         return list(map(_version_of, tensors))

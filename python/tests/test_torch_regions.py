@@ -204,6 +204,7 @@ def test_a_saved_plan_is_refused_for_another_model_and_other_surroundings(blocks
         ct.RegionPlan.load(tmp_path / "other.json")
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.9."), reason="torch 2.9 compiles anew for symbolic views")
 def test_larger_inputs_are_planned_within_the_same_budget(blocks):
     (model, plain), x = blocks, sample()
     budget = single_level_least(model) * 2

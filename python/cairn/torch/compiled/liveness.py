@@ -19,7 +19,7 @@ from torch import fx
 from ..base import _compat
 from .emission import ORIGIN
 from .host_memory import TRANSFERS
-from .joint_graph import JointGraph, returned_by
+from .joint_graph import JointGraph, is_tangent, returned_by
 from .problem import Costs, Surroundings
 
 #: A fused pointwise value stays in registers if computing it reads at most so many values from memory. The second limit
@@ -69,7 +69,7 @@ class Liveness:
     def __init__(self, joint: JointGraph, costs: Costs, forward: fx.Graph, backward: fx.Graph) -> None:
         returned = returned_by(forward)
         self._forward = _Phase(joint, costs, forward, "forward", returned)
-        self._backward = _Phase(joint, costs, backward, "backward", returned_by(backward))
+        self._backward = _Phase(joint, costs, backward, "backward", [*returned_by(backward), *_held_tangents(backward)])
         self._saved = {node.name for node in backward.nodes if node.op == "placeholder"}
         self._outputs = returned[: len(joint.outputs)]
         self._kept = [node for node in returned if isinstance(node, fx.Node) and node.name in self._saved]
@@ -99,6 +99,15 @@ class Liveness:
         moment = max(first, loss, last, key=lambda one: one.peak_bytes)
         fixed_bytes = surroundings.fixed_bytes + surroundings.correction_bytes
         return dataclasses.replace(moment, peak_bytes=moment.peak_bytes + fixed_bytes)
+
+
+def _held_tangents(backward: fx.Graph) -> list[fx.Node]:
+    """The tangents of a backward graph that are in memory until it ends."""
+    if not _compat.backward_holds_tangents():
+        return []
+    return [
+        node for node in backward.find_nodes(op="placeholder") if ORIGIN in node.meta and is_tangent(node.meta[ORIGIN])
+    ]
 
 
 #: Operators that inductor computes once for all readers on the CPU.

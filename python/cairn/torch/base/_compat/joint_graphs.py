@@ -7,6 +7,7 @@ cuts a joint graph is called here, rather than written again.
 
 from __future__ import annotations
 
+import importlib.util
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -65,6 +66,14 @@ def written_inputs(graph: fx.Graph) -> list[fx.Node]:
     described = [getattr(desc, "mutated_input", None) for desc in output.meta.get("desc", ())]
     written = {desc for desc in described if desc is not None}
     return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
+
+
+def backward_holds_tangents() -> bool:
+    """Whether AOTAutograd's function holds the gradients that the backward receives until it ends, as in torch 2.9.
+
+    A torch that generates the code around the two graphs does not.
+    """
+    return importlib.util.find_spec("torch._functorch._aot_autograd.subclass_codegen") is None
 
 
 def graph_module(like: fx.GraphModule, graph: fx.Graph) -> fx.GraphModule:

@@ -125,7 +125,7 @@ def test_blocks_of_which_parts_stay_between_blocks_that_the_list_runs_again() ->
             plain, other = net(), net()
             with planned(other, found.refs, ops, selective=selective) as executor:
                 program = executor.first.settings.program
-                assert [s for s in selective if program.lasting[s]] == list(kept)
+                assert [s for s in selective if program.autograd_only[s]] == list(kept)
                 for step in range(3):
                     assert not differing(train(plain, compute_loss, step), train(other, compute_loss, step))
 

@@ -121,7 +121,7 @@ class BlockMeter:
         attributes = Attributes(
             self._block.all_modules(), with_large=True
         )  # what was there is released by no run that saves
-        lasting = SideEffects(self._block.all_modules())
+        side_effects = SideEffects(self._block.all_modules())
         with collecting_apart():
             fingerprints = self.run_saving(function, arguments, pending, created)
             if fingerprints is None:
@@ -132,7 +132,7 @@ class BlockMeter:
         if fingerprints is None:
             refuse(self._block.name, arguments.captured, self._block.all_modules())
         replay.record_first_run(self._stage)
-        change = lasting.change()
+        change = side_effects.change()
         if change is not None:
             self._stage.keep_reason = self._stage.keep_reason or f"changes {change} which could not be restored"
         if arguments.writes_captured or any(t._version != version for t, version in versions):
@@ -147,7 +147,7 @@ class BlockMeter:
             self._stage.keep_reason = self._stage.keep_reason or TAKES_OUT
             attributes.restore()
         attributes.detach()
-        del attributes, lasting  # so that the run below releases what it replaces, as in a step
+        del attributes, side_effects  # so that the run below releases what it replaces, as in a step
         replay.rewind()
         output = self._run_plainly(function, arguments, hooks)
         if fingerprints != [fingerprint(t) for t in tensors_in(output)]:

@@ -96,7 +96,7 @@ class MemoryPass(StepRecording):
             run.main = {key: size for key, size in run.inputs.items() if readers[key] == 1}
 
     @functools.cached_property
-    def _lasting(self) -> Set[int]:
+    def _alive_at_backward(self) -> Set[int]:
         """The outputs of blocks that are alive when the backward begins."""
         begin = self._segments[-1].backward_begin
         return begin.outputs.keys() if begin is not None else set()
@@ -168,7 +168,9 @@ class MemoryPass(StepRecording):
             stage.held_bytes = sum(size for key, size in self._held.items() if key not in self._known)
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
         self._read_segment_backward(segment, stage)
-        stage.saved_bytes += sum(bytes_in(run, self._left_by(run) & (self._lasting - run.viewed)) for run in before)
+        stage.saved_bytes += sum(
+            bytes_in(run, self._left_by(run) & (self._alive_at_backward - run.viewed)) for run in before
+        )
         return stage
 
     def _copies_of(self, stage: StageMeasure, place: int) -> Copies:
@@ -188,7 +190,7 @@ class MemoryPass(StepRecording):
 
     def _also_held(self, run: BlockRun) -> set[int]:
         """The outputs that the block saves itself, and that the segment behind holds or hands on."""
-        return run.saved_outputs & (self._lasting | run.viewed)
+        return run.saved_outputs & (self._alive_at_backward | run.viewed)
 
     def _read_segment_forward(self, index: int, segment: Segment, stage: StageMeasure) -> None:
         """Reads the peak of a segment's forward above the level that the chain has when it begins.
@@ -233,7 +235,7 @@ class MemoryPass(StepRecording):
         for key, size in there.items():
             if key in self._makers and key not in gone:
                 listed[self._makers[key]] = listed.get(self._makers[key], 0) + size
-            elif key not in self._lasting and key not in self._pinned:
+            elif key not in self._alive_at_backward and key not in self._pinned:
                 others += size
         return listed, others
 
@@ -253,7 +255,9 @@ class MemoryPass(StepRecording):
         makers: dict[int, str] = {}
         for run in self._runs:
             left = run.made - run.unread if run.chained_to else run.made & run.saved_outputs
-            makers |= dict.fromkeys(left - self._lasting - self._pinned, shown(run.stage.name, run.stage.call))
+            makers |= dict.fromkeys(
+                left - self._alive_at_backward - self._pinned, shown(run.stage.name, run.stage.call)
+            )
         return makers
 
     def _read_segment_backward(self, segment: Segment, stage: StageMeasure) -> None:

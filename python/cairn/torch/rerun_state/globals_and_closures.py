@@ -151,7 +151,7 @@ class GlobalsAndClosures:
 
         The first of them keep the others alive.
         """
-        if not self._constants.are_lasting or self._guards.deep_in:
+        if not self._constants.are_all_global or self._guards.deep_in:
             return None
         spaces = self._constants.namespaces()
         return [*spaces, *self._guards.flat_dicts(spaces)]
@@ -190,11 +190,11 @@ class _Places:
 
     Attributes
     ----------
-    are_lasting
-        The namespaces are dicts that exist as long as this object.
+    are_all_global
+        All namespaces are dicts of Python modules or classes, which exist as long as this object.
     """
 
-    __slots__ = ("_cells", "_first_class", "_lasting", "_owners", "are_lasting", "names")
+    __slots__ = ("_cells", "_first_class", "_namespaces", "_owners", "are_all_global", "names")
 
     def __init__(self, search: _Search, is_wanted: Callable[[Any], bool]) -> None:
         def wanted(names: Iterable[str], namespace: Any) -> list[str]:
@@ -205,32 +205,37 @@ class _Places:
         namespaces += [(_dict_of(owner()), names) for owner, names in owned if _is_imported(owner())]
         owned = [(owner, names) for owner, names in owned if not _is_imported(owner())]
         owned.sort(key=lambda each: isinstance(each[0](), type))
-        self._lasting = [namespace for namespace, names in namespaces if names]
+        self._namespaces = [namespace for namespace, names in namespaces if names]
         self._owners = [owner for owner, names in owned if names]
         self._first_class = sum(not isinstance(owner(), type) for owner in self._owners)
         self._cells = [cell for cell in search.cells.values() if is_wanted(cell.cell_contents)]
         self.names: list[Any] = [names for _, names in (*namespaces, *owned) if names]
         is_all = not self._owners and not self._cells
-        self.are_lasting = is_all and all(isinstance(namespace, dict) for namespace in self._lasting)
+        self.are_all_global = is_all and all(isinstance(namespace, dict) for namespace in self._namespaces)
         if self._cells:
             self.names.append(range(len(self._cells)))
 
     def key(self) -> Any:
         """A key that is equal for the same names in the same namespaces, as long as these exist."""
         owners = [id(owner()) for owner in self._owners]
-        return tuple(map(id, self._lasting)), tuple(owners), tuple(map(id, self._cells)), tuple(map(tuple, self.names))
+        return (
+            tuple(map(id, self._namespaces)),
+            tuple(owners),
+            tuple(map(id, self._cells)),
+            tuple(map(tuple, self.names)),
+        )
 
     def namespaces(self) -> list[Any]:
         """The namespaces in which the names are looked up; closure variables have indices for names.
 
         Raises AttributeError or ValueError if one no longer exists.
         """
-        if self.are_lasting:
-            return self._lasting
+        if self.are_all_global:
+            return self._namespaces
         owned = list(names_of(map(call, self._owners)))
         classes = _compat.dicts_behind(owned[self._first_class :])
         cells = [list(map(_get_contents, self._cells))] if self._cells else ()
-        return [*self._lasting, *owned[: self._first_class], *classes, *cells]
+        return [*self._namespaces, *owned[: self._first_class], *classes, *cells]
 
 
 def _is_imported(owner: Any) -> bool:

@@ -232,7 +232,7 @@ def is_guarded(value: Any, depth: int = _NESTED) -> bool:
 
 def is_comparable(value: Any, depth: int = _NESTED) -> bool:
     """Whether it is compared by value: constants, functions, classes, and lists and dicts of these."""
-    return _is_atom(value) or _lasts(value) or _is_filled(value, is_comparable, depth)
+    return _is_atom(value) or _is_top_level(value) or _is_filled(value, is_comparable, depth)
 
 
 def is_constant(value: Any, depth: int = _NESTED) -> bool:
@@ -258,14 +258,14 @@ def _is_inexact(value: Any) -> bool:
     return isinstance(value, (bool, int, float, complex))
 
 
-def _lasts(value: Any) -> bool:
+def _is_top_level(value: Any) -> bool:
     """Whether it is a Python function, class or module without closure variables, and so without the model."""
     if isinstance(value, types.ModuleType):
         return True
     if isinstance(value, property):
-        return all(map(_lasts, filter(None, (value.fget, value.fset, value.fdel))))
+        return all(map(_is_top_level, filter(None, (value.fget, value.fset, value.fdel))))
     if isinstance(value, (staticmethod, classmethod)):
-        return _lasts(value.__func__)
+        return _is_top_level(value.__func__)
     if not isinstance(value, _FUNCTIONS) or "<locals>" in value.__qualname__:
         return False
     return isinstance(getattr(value, "__self__", None), (type(None), types.ModuleType, type))

@@ -160,7 +160,7 @@ class Run(Recomputation):
             self._step_transfers.forward_ended()
         self._pending = list(self._watched)
         watched = set(self._watched)
-        self._some_will_not_come = any(self._program.replayed[s] and s not in watched for s in self._planned_blocks)
+        self._some_will_not_come = any(self._program.executed[s] and s not in watched for s in self._planned_blocks)
         for stage in list(self._idle):
             self._release_idle(stage)
         not_run = [stage for stage in self._planned_blocks if stage not in self._ran]
@@ -203,7 +203,7 @@ class Run(Recomputation):
         None if the block needs the list, or has no recipe for this call yet.
         """
         stage, settings = op.stage, self._settings
-        if planned.selective is None or not op.option or not self._program.lasting[stage]:
+        if planned.selective is None or not op.option or not self._program.autograd_only[stage]:
             return None
         recipe = planned.selective.following(op.option, finder) if settings.determinism_check != "values" else None
         return None if recipe is None else SelectiveRun(self, planned.name, stage, block, recipe, settings.devices)
@@ -261,7 +261,7 @@ class Run(Recomputation):
         stage = op.stage
         returned = unique_tensors_in(output)
         arguments = list(arguments) if self._step_transfers is not None or self._program.watched[stage] else ()
-        if self._program.replayed[stage + 1]:
+        if self._program.executed[stage + 1]:
             self._returned[stage] = [Returned(weakref.ref(t), _compat.version(t), t.requires_grad) for t in returned]
             if self._step_transfers is not None:
                 argument_keys = {_compat.storage_key(tensor) for tensor in arguments} - {0}
@@ -414,7 +414,7 @@ class Run(Recomputation):
         self._not_offloaded.clear()
         self._position, self._pending = 0, list(self._watched)
         for stage in range(1, self._program.stage_count + 1):
-            if self._program.replayed[stage]:
+            if self._program.executed[stage]:
                 self._free((SAVED, stage))
             self._free((OUTPUT, stage))
 

@@ -50,7 +50,7 @@ class StepValues:
 
     def _arguments(self, stage: int, leaves: Sequence[torch.Tensor]) -> list[Argument]:
         """Where a recomputation of the block finds each of its tensor arguments."""
-        if not self._program.replayed[stage]:
+        if not self._program.executed[stage]:
             return list(map(Argument.kept, leaves))
         returned = self._returned.pop(stage - 1, [])
         outputs = self._outputs_before(stage)
@@ -75,7 +75,7 @@ class StepValues:
 
     def _produce(self, op: Op, output: Any) -> None:
         product = op.product
-        if product is not None and self._program.replayed[op.stage + 1]:
+        if product is not None and self._program.executed[op.stage + 1]:
             passed = self._passed_through.get(op.stage, frozenset())
             self._outputs[product] = Outputs(output, self._read_by_next.get(op.stage), passed)
 
@@ -102,7 +102,7 @@ class StepValues:
     def _release(self, value: Value) -> None:
         """Releases an output. That of a native stage stays as long as the next stage may read it."""
         kind, stage = value
-        if kind == SAVED and not self._program.replayed[stage] and self._is_leased(stage + 1):
+        if kind == SAVED and not self._program.executed[stage] and self._is_leased(stage + 1):
             return
         if value in self._not_offloaded:
             return

@@ -7,14 +7,14 @@ stages need nothing but autograd, and when a value is read for the last time.
 Values. a[l] is the output of stage l alone. A[l] is what its saving forward leaves: its saved tensors and its output
 (`docs/reference/formats`). A stage reads a[l-1] if that is resident, else A[l-1].
 
-Lasting stages. A stage is *lasting* if
+Stages that need nothing but autograd. A stage is *autograd_only* if
 
 * its saving forward is its only forward,
 * its A[l] is never dropped or offloaded, and
 * at its backward, its input is still the tensor that the model passed to it in the forward.
 
-Such a stage does not need the list. If it keeps all saved tensors it is *native*: autograd keeps them anyway. Under
-selective recomputation it recomputes the others by itself (`single_runs.py`).
+The executor does nothing for such a stage in the backward. If the stage keeps all saved tensors it is *native*:
+autograd keeps them anyway. Under selective recomputation it recomputes the others by itself (`single_runs.py`).
 
 Transfers. A value has a copy on the device, one on the host, or both. A prefetch makes a new copy on the device. The
 list has the order in which transfers start; `transfer_plan.py` says for which of them an operation waits.
@@ -87,10 +87,10 @@ class Program:
     ops: tuple[Op, ...]
     first_forward: list[int]  # position of each stage's first forward
     backward: list[int]  # position of each stage's backward
-    lasting: list[bool]  # stages that do not need the list
-    native: list[bool]  # lasting stages that keep all saved tensors
+    autograd_only: list[bool]  # stages that need nothing but autograd in the backward
+    native: list[bool]  # those of them that keep all saved tensors
     is_block: list[bool]
-    replayed: list[bool]  # blocks that need the list; one entry more, for the stage after the last
+    executed: list[bool]  # blocks that need the executor in the backward; one entry more, for the stage after the last
     selective: list[bool]  # blocks under selective recomputation
     watched: list[bool]  # the list advances when the gradient of the stage's output is ready
     releases: list[tuple[Value, ...]] = field(default_factory=list)  # by op: values read there for the last time
@@ -150,18 +150,21 @@ def compile_program(
     parsed = [_parse(position, raw, refs, options or {}) for position, raw in enumerate(ops)]
     compiled = _Residency(refs).trace(parsed)
     first_forward, backward = _positions(refs, compiled)
-    lasting = _lasting_stages(refs, compiled)
+    autograd_only = _autograd_only_stages(refs, compiled)
     selective = [any(op.stage == i and op.option and not op.is_idle for op in compiled) for i in range(len(refs) + 1)]
-    native = [lasts and not selective[i] for i, lasts in enumerate(lasting)]
+    native = [is_autograd_only and not selective[i] for i, is_autograd_only in enumerate(autograd_only)]
     is_block = [False, *(ref.is_block for ref in refs)]
-    replayed = [*(block and not lasts for block, lasts in zip(is_block, lasting, strict=True)), False]
-    watched = _watched_stages(refs, compiled, first_forward, replayed, waiting)
+    executed = [
+        *(block and not is_autograd_only for block, is_autograd_only in zip(is_block, autograd_only, strict=True)),
+        False,
+    ]
+    watched = _watched_stages(refs, compiled, first_forward, executed, waiting)
     program = Program(
-        refs, tuple(compiled), first_forward, backward, lasting, native, is_block, replayed, selective, watched
+        refs, tuple(compiled), first_forward, backward, autograd_only, native, is_block, executed, selective, watched
     )
     program.releases = _last_reads(program)
     program.quiet = [
-        not (replayed[i + 1] or watched[i] or program.releases[position] or compiled[position].kind == FORWARD_DROP)
+        not (executed[i + 1] or watched[i] or program.releases[position] or compiled[position].kind == FORWARD_DROP)
         for i, position in enumerate(first_forward)
     ]
     return program
@@ -274,9 +277,9 @@ def _positions(stages: Sequence[StageRef], ops: Sequence[Op]) -> tuple[list[int]
     return first_forward, backward
 
 
-def _lasting_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[bool]:
+def _autograd_only_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[bool]:
     forwards = [0] * (len(stages) + 1)
-    lasting = [True] * (len(stages) + 1)
+    autograd_only = [True] * (len(stages) + 1)
     made: dict[Value, int] = {}  # where the resident copy of a value was made
     first: dict[int, tuple[Value, int]] = {}  # by stage: the copy that its first forward made
     for position, op in enumerate(ops):
@@ -284,31 +287,31 @@ def _lasting_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[bool]
             continue
         if op.is_forward:
             forwards[op.stage] += 1
-            lasting[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1
+            autograd_only[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1
             assert op.product is not None
             made[op.product] = position
             first.setdefault(op.stage, (op.product, position))
             if op.kind == FORWARD_DROP:
                 made.pop((OUTPUT, op.stage - 1), None)
         elif op.kind in ON_VALUES:
-            lasting[op.stage] &= op.value != SAVED
+            autograd_only[op.stage] &= op.value != SAVED
             if op.kind == DROP:
                 made.pop(op.subject, None)
             elif op.kind == PREFETCH:
                 made[op.subject] = position
         else:
             passed, made_at = first.get(op.stage - 1, (None, -1))
-            lasting[op.stage] &= passed is None or made.get(passed) == made_at
+            autograd_only[op.stage] &= passed is None or made.get(passed) == made_at
             made.pop((SAVED, op.stage), None)
             made.pop((OUTPUT, op.stage - 1), None)
-    return lasting
+    return autograd_only
 
 
 def _watched_stages(
     stages: Sequence[StageRef],
     ops: Sequence[Op],
     first_forward: list[int],
-    replayed: list[bool],
+    executed: list[bool],
     waiting: Container[int],
 ) -> list[bool]:
     """The blocks at which the list advances when the gradient of their output is ready.
@@ -323,8 +326,8 @@ def _watched_stages(
         if op.kind != BACKWARD:
             pending = True
         elif stages[op.stage - 1].is_block:
-            watched[op.stage] = pending or replayed[op.stage]
-            pending = replayed[op.stage]
+            watched[op.stage] = pending or executed[op.stage]
+            pending = executed[op.stage]
     return watched
 
 

@@ -12,39 +12,30 @@
  * that takes seconds, those that take a small part of it are asked before, so that whoever stops it has an answer. With
  * a time limit exhaustive search comes next, where it needs a small part of it; then the baselines, in their share, as they
  * are for a solver that is asked alone (baselines.h); then those that improve their answer until time ends, with all
- * that is left, so that they have as much as when they are asked alone, but half of it before one that offloads; then,
- * while there is time, the others, the cheapest first.
+ * that is left, so that they have as much as when they are asked alone; then, while there is time, the others, the
+ * cheapest first. Where one starts from what others find, these share half of the time, and it gets the rest.
  */
 #include <stdio.h>
 #include <string.h>
 
+#include "solve/auto.h"
 #include "solve/baselines.h"
 #include "solve/options.h"
 #include "solve/solver.h"
 
 /* Of the time left: what the bound takes before anybody is asked, what exhaustive search must fit to be first, what is small. */
-enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4, SMALL_SHARE = 16 };
+enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4, SMALL_SHARE = 16, SURE_SHARE = 4 };
+/* Those that start from what others find. */
+enum { TURN_LAST = 8 };
 /* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
 enum { CHEAP_SHARE = 32 };
 
 /* What nobody will stop. */
 #define WORK_SHORT ((int64_t)1000000000)
 
-/* With a time limit, those that would take so many times of what is left are not asked while there is an answer. */
-enum { LATE_TIMES = 4 };
-
-typedef struct candidate {
-    const crn_solver *solver;
-    void *state;
-    bool is_open, is_asked; /* the latter: about this budget, or found too costly */
-    int64_t work;
-    int turn; /* those of a lower one are asked before */
-} candidate;
-
-typedef struct auto_session {
-    candidate candidates[CRN_SOLVERS_MAX];
-    int count;
-} auto_session;
+/* With a time limit, those that would take so many times of what is left are not asked while there is an answer;
+ * estimates are of the worst case. */
+enum { LATE_TIMES = 16 };
 
 static bool is_candidate(const crn_solver *solver, const crn_task *task)
 {
@@ -73,7 +64,7 @@ static cairn_status auto_accepts(const crn_task *task, cairn_error *error)
 /* ---- order ---- */
 
 /* The longest work of those that are asked; what is too costly is not. */
-static int64_t longest_work(const auto_session *session)
+static int64_t longest_work(const crn_auto *session)
 {
     int64_t longest = 0;
     for (int i = 0; i < session->count; i++)
@@ -83,7 +74,7 @@ static int64_t longest_work(const auto_session *session)
 }
 
 /* Which solvers come before others; what exhaustive search takes is known well. */
-static int turn_of(const crn_task *task, const candidate *c, int64_t longest)
+static int turn_of(const crn_task *task, const crn_candidate *c, int64_t longest)
 {
     const crn_solver *solver = c->solver;
     if (strcmp(solver->info.name, "store-all") == 0)
@@ -94,12 +85,16 @@ static int turn_of(const crn_task *task, const candidate *c, int64_t longest)
         return 1;
     if (crn_is_baseline(solver))
         return solver->is_quick ? 2 : 3;
+    if (solver->rank == CRN_RANK_ALL && solver->is_anytime)
+        return TURN_LAST;
     if (solver->has_own_bound || c->work < (task->deadline_ns - crn_clock_ns()) / SMALL_SHARE)
         return 4;
-    return solver->is_anytime ? 5 : 6;
+    if (solver->rank > 0 && c->work < (task->deadline_ns - crn_clock_ns()) / SURE_SHARE)
+        return 5;
+    return solver->is_anytime ? 6 : 7;
 }
 
-static bool comes_before(const candidate *a, const candidate *b, bool has_deadline)
+static bool comes_before(const crn_candidate *a, const crn_candidate *b, bool has_deadline)
 {
     if (a->turn != b->turn)
         return a->turn < b->turn;
@@ -109,11 +104,11 @@ static bool comes_before(const candidate *a, const candidate *b, bool has_deadli
 }
 
 /* Insertion keeps the order of the registry among equals. */
-static void put_in_order(auto_session *session, const crn_task *task)
+static void put_in_order(crn_auto *session, const crn_task *task)
 {
     const int64_t longest = longest_work(session);
     for (int k = 0; k < session->count; k++) {
-        candidate moved = session->candidates[k];
+        crn_candidate moved = session->candidates[k];
         int i = k;
         moved.turn = turn_of(task, &moved, longest);
         for (; i > 0 && comes_before(&moved, &session->candidates[i - 1], task->deadline_ns != CAIRN_NONE); i--)
@@ -125,19 +120,19 @@ static void put_in_order(auto_session *session, const crn_task *task)
 static cairn_status auto_open(const crn_task *task, void **state, cairn_error *error)
 {
     cairn_allocator allocator = crn_allocator(task->env);
-    auto_session *session = crn_alloc_zero(&allocator, 1, sizeof(*session));
+    crn_auto *session = crn_alloc_zero(&allocator, 1, sizeof(*session));
     *state = session;
     if (!session)
         return crn_no_memory(error);
     for (const crn_solver *const *solver = crn_solvers; *solver; solver++)
         if (is_candidate(*solver, task))
             session->candidates[session->count++] =
-                (candidate){.solver = *solver, .work = (*solver)->work ? (*solver)->work(task) : 0};
+                (crn_candidate){.solver = *solver, .work = (*solver)->work ? (*solver)->work(task) : 0};
     put_in_order(session, task);
     return CAIRN_OK;
 }
 
-static void close_candidate(const crn_task *task, candidate *c)
+static void close_candidate(const crn_task *task, crn_candidate *c)
 {
     crn_solver_close(c->solver, task, c->state);
     c->is_open = false;
@@ -146,14 +141,14 @@ static void close_candidate(const crn_task *task, candidate *c)
 
 static void auto_close(const crn_task *task, void *state)
 {
-    auto_session *session = state;
+    crn_auto *session = state;
     cairn_allocator allocator = crn_allocator(task->env);
     for (int i = 0; i < session->count; i++)
         close_candidate(task, &session->candidates[i]);
     crn_free(&allocator, session, 1, sizeof(*session));
 }
 
-static cairn_status open_candidate(const crn_task *task, candidate *c, cairn_error *error)
+static cairn_status open_candidate(const crn_task *task, crn_candidate *c, cairn_error *error)
 {
     if (c->is_open)
         return CAIRN_OK;
@@ -162,79 +157,9 @@ static cairn_status open_candidate(const crn_task *task, candidate *c, cairn_err
     return CAIRN_OK;
 }
 
-static bool fits_memory(const crn_task *task, const candidate *c)
+static bool fits_memory(const crn_task *task, const crn_candidate *c)
 {
     return !c->solver->memory || c->solver->memory(task) <= crn_memory_limit(task->settings);
-}
-
-/* Whether a candidate cannot beat what has answered; `rank` is the highest of those that did so completely. */
-static bool is_covered(const candidate *c, int rank)
-{
-    return rank == CRN_RANK_ALL || (c->solver->rank > 0 && c->solver->rank < rank);
-}
-
-/* ---- least memory ---- */
-
-static void merge_least(crn_least *best, const crn_least *own)
-{
-    best->lower_bytes = crn_max(best->lower_bytes, own->lower_bytes);
-    if (own->bytes != CAIRN_NONE && (best->bytes == CAIRN_NONE || own->bytes < best->bytes))
-        best->bytes = own->bytes;
-    best->is_exact |= own->is_exact;
-}
-
-/* A session that is open knows; else one is opened for this question alone, which costs no tables. */
-static cairn_status least_of(const crn_task *task, const candidate *c, crn_least *own, cairn_error *error)
-{
-    crn_task question = *task;
-    void *state;
-    if (c->is_open)
-        return c->solver->least(task, c->state, own, error);
-    question.budget_max_bytes = 0;
-    CRN_TRY(crn_solver_open(c->solver, &question, &state, error));
-    cairn_status status = c->solver->least(&question, state, own, error);
-    crn_solver_close(c->solver, &question, state);
-    return status;
-}
-
-/*
- * Whether a candidate is left out here, too: those that minimize memory have no other way to their least than to solve.
- * `rank` is the highest of those that have answered.
- */
-static bool is_left_out(const crn_task *task, const candidate *c, int rank, const crn_least *least)
-{
-    bool is_dear = !c->is_open && c->work > CRN_WORK_MAX && least->bytes != CAIRN_NONE;
-    return task->settings->minimize_memory && (is_covered(c, rank) || is_dear);
-}
-
-/*
- * The others before the baselines: those have a way to their least of its own, which often ends the question, while a
- * baseline has to try all of its schedules.
- */
-static cairn_status auto_least(const crn_task *task, void *state, crn_least *least, cairn_error *error)
-{
-    auto_session *session = state;
-    cairn_status failed = CAIRN_OK;
-    const char *known = NULL; /* whose least is in that of one that has answered */
-    int rank = 0, count = session->count;
-    CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
-    for (int k = 0; k < 2 * count && !least->is_exact && least->bytes != least->lower_bytes; k++) {
-        const crn_task part = crn_task_part(task, k < count ? 2 : 2 * count - k);
-        candidate *c = &session->candidates[k % count];
-        crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
-        if (!c->solver->least || crn_is_baseline(c->solver) != (k >= count) || is_left_out(task, c, rank, least) ||
-            (known && strcmp(known, c->solver->info.name) == 0))
-            continue;
-        cairn_status status = least_of(&part, c, &own, error);
-        if (status == CAIRN_OK) {
-            merge_least(least, &own);
-            rank = c->solver->rank > rank ? c->solver->rank : rank;
-            known = c->solver->has_least_of ? c->solver->has_least_of : known;
-        } else
-            failed = status;
-        least->is_rough = least->is_rough || own.is_rough || status != CAIRN_OK || crn_task_is_past(&part);
-    }
-    return least->bytes == CAIRN_NONE ? failed : CAIRN_OK;
 }
 
 /* ---- solving ---- */
@@ -249,6 +174,7 @@ typedef struct search {
     int rank;            /* the highest of those that answered for all of their class */
     cairn_status failed; /* why a candidate gave nothing */
     int64_t pool_end_ns; /* until when baselines may take time; CAIRN_NONE = none was asked, or there is no limit */
+    int64_t half_end_ns; /* the same of those whose answers another one starts from */
     char asked[CAIRN_REASON_MAX], left_out[CAIRN_REASON_MAX];
 } search;
 
@@ -270,7 +196,7 @@ static bool is_better(const search *s, const cairn_replay *replay)
 }
 
 /* Takes over an answer's operations and checkpoints; the answer gets the old ones, to be freed. */
-static void take(search *s, const candidate *c, crn_answer *own, const cairn_replay *replay)
+static void take(search *s, const crn_candidate *c, crn_answer *own, const cairn_replay *replay)
 {
     crn_answer old = *s->best;
     own->solver = own->solver ? own->solver : c->solver->info.name;
@@ -280,7 +206,7 @@ static void take(search *s, const candidate *c, crn_answer *own, const cairn_rep
 }
 
 /* Takes an answer over where it is the best so far. What takes more than 2^63 - 1 ns is none. */
-static cairn_status consider(search *s, const candidate *c, crn_answer *own, bool *found, cairn_error *error)
+static cairn_status consider(search *s, const crn_candidate *c, crn_answer *own, bool *found, cairn_error *error)
 {
     cairn_replay replay;
     s->bound_ns = crn_max(s->bound_ns, own->lower_bound_ns);
@@ -304,7 +230,7 @@ static cairn_status consider(search *s, const candidate *c, crn_answer *own, boo
  * Whether a candidate that finds nothing has spoken for its whole class. Where there is room, it has met times that it
  * cannot count; another may be able to.
  */
-static cairn_status is_refusal(const search *s, const crn_task *part, const candidate *c, bool *refuses,
+static cairn_status is_refusal(const search *s, const crn_task *part, const crn_candidate *c, bool *refuses,
                                cairn_error *error)
 {
     crn_least least = {CAIRN_NONE, false, CAIRN_NONE, false};
@@ -314,7 +240,7 @@ static cairn_status is_refusal(const search *s, const crn_task *part, const cand
     return CAIRN_OK;
 }
 
-static cairn_status ask(search *s, const crn_task *part, candidate *c, cairn_error *error)
+static cairn_status ask(search *s, const crn_task *part, crn_candidate *c, cairn_error *error)
 {
     crn_answer own;
     bool found = false;
@@ -337,7 +263,7 @@ static cairn_status ask(search *s, const crn_task *part, candidate *c, cairn_err
 }
 
 /* A candidate that fails for want of memory or is stopped does not spoil the answers of the others. */
-static cairn_status ask_and_forgive(search *s, const crn_task *part, candidate *c, cairn_error *error)
+static cairn_status ask_and_forgive(search *s, const crn_task *part, crn_candidate *c, cairn_error *error)
 {
     cairn_status status = ask(s, part, c, error);
     add_name(s->asked, c->solver->info.name);
@@ -363,7 +289,7 @@ static bool should_stop(const search *s, int asked, int count)
     return crn_should_stop(s->task, &progress);
 }
 
-static int baselines_left(const auto_session *session, int i)
+static int baselines_left(const crn_auto *session, int i)
 {
     int left = 0;
     for (; i < session->count; i++)
@@ -371,34 +297,39 @@ static int baselines_left(const auto_session *session, int i)
     return left;
 }
 
-/* Whether an anytime solver that offloads waits behind one that does not. */
-static bool keeps_an_offloader_waiting(const auto_session *session, int i)
+/* When the last one begins: with half of the time; where that is a small part of its work, with what little pays. */
+static int64_t begin_of_last(const crn_task *task, const crn_candidate *last)
 {
-    const candidate *c = session->candidates;
-    bool waits = false;
-    for (int k = i + 1; k < session->count; k++)
-        waits = waits || (c[k].solver->is_anytime && c[k].solver->info.needs_machine);
-    return waits && c[i].solver->is_anytime && !c[i].solver->info.needs_machine;
+    bool pays = (task->deadline_ns - crn_clock_ns()) / 2 > last->work / CHEAP_SHARE;
+    return pays ? crn_task_part(task, 2).deadline_ns : crn_task_but_part(task, BOUND_SHARE).deadline_ns;
 }
 
 /*
- * The task with what this one may have of the time that is left: the baselines their share, half whoever makes no use of
- * a machine before one that does, the others all of it.
+ * The task with what this one may have of the time that is left: the baselines their share, the others all of it, but
+ * half of what baselines leave, together, where one waits that starts from what others find.
  */
-static crn_task part_for(search *s, const auto_session *session, int i)
+static crn_task part_for(search *s, const crn_auto *session, int i)
 {
     const crn_solver *solver = session->candidates[i].solver;
-    if (s->task->deadline_ns == CAIRN_NONE)
-        return *s->task;
-    if (!crn_is_baseline(solver))
-        return crn_task_part(s->task, keeps_an_offloader_waiting(session, i) ? 2 : 1);
-    if (s->pool_end_ns == CAIRN_NONE)
-        s->pool_end_ns = crn_baselines_end(s->task);
-    return crn_baseline_part(s->task, solver, s->pool_end_ns, crn_max(1, baselines_left(session, i)));
+    bool waits = session->candidates[session->count - 1].turn == TURN_LAST;
+    crn_task part = *s->task;
+    if (session->candidates[i].turn == TURN_LAST)
+        part.known = s->best->found ? s->best->builder : NULL;
+    if (part.deadline_ns == CAIRN_NONE || session->candidates[i].turn == TURN_LAST)
+        return part;
+    if (crn_is_baseline(solver)) {
+        if (s->pool_end_ns == CAIRN_NONE)
+            s->pool_end_ns = crn_baselines_end(s->task);
+        return crn_baseline_part(s->task, solver, s->pool_end_ns, crn_max(1, baselines_left(session, i)));
+    }
+    if (waits && s->half_end_ns == CAIRN_NONE)
+        s->half_end_ns = begin_of_last(s->task, &session->candidates[session->count - 1]);
+    part.deadline_ns = waits ? s->half_end_ns : part.deadline_ns;
+    return part;
 }
 
 /* Whether nobody should wait for a candidate while there is an answer. */
-static bool is_dear(const search *s, const candidate *c)
+static bool is_dear(const search *s, const crn_candidate *c)
 {
     int64_t deadline_ns = s->task->deadline_ns;
     if (deadline_ns == CAIRN_NONE || s->task->settings->minimize_memory)
@@ -406,10 +337,10 @@ static bool is_dear(const search *s, const candidate *c)
     return !c->solver->is_anytime && c->work / LATE_TIMES > crn_max(0, deadline_ns - crn_clock_ns());
 }
 
-static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_error *error)
+static cairn_status ask_all(search *s, crn_auto *session, bool dear, cairn_error *error)
 {
     for (int i = 0; i < session->count && !is_settled(s); i++) {
-        candidate *c = &session->candidates[i];
+        crn_candidate *c = &session->candidates[i];
         if (c->is_asked || (is_dear(s, c) && !dear))
             continue;
         bool is_free = c->turn == 0 && crn_task_is_past(s->task); /* then it is asked in any case */
@@ -417,7 +348,7 @@ static cairn_status ask_all(search *s, auto_session *session, bool dear, cairn_e
             s->best->stopped_early = true;
             return CAIRN_OK;
         }
-        if (is_covered(c, s->rank))
+        if (crn_candidate_is_covered(c, s->rank))
             continue;
         bool is_late = dear && s->best->found, fits = is_late || fits_memory(s->task, c);
         s->best->cut_short = s->best->cut_short || (!fits && s->task->settings->memory_limit_bytes != CAIRN_NONE);
@@ -446,8 +377,8 @@ static void explain(const search *s)
 }
 
 /* Where time is short, one that uses it well bounds its answer itself, after it has one. */
-static cairn_status find_bound(const crn_task *task, const auto_session *session, int64_t budget_bytes,
-                               int64_t *bound_ns, cairn_error *error)
+static cairn_status find_bound(const crn_task *task, const crn_auto *session, int64_t budget_bytes, int64_t *bound_ns,
+                               cairn_error *error)
 {
     const char *method;
     const crn_task part = crn_task_part(task, BOUND_SHARE);
@@ -461,9 +392,13 @@ static cairn_status find_bound(const crn_task *task, const auto_session *session
 static cairn_status auto_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
                                cairn_error *error)
 {
-    search s = {.task = task, .budget_bytes = budget_bytes, .best = answer, .pool_end_ns = CAIRN_NONE};
-    for (int i = 0; i < ((auto_session *)state)->count; i++)
-        ((auto_session *)state)->candidates[i].is_asked = false;
+    search s = {.task = task,
+                .budget_bytes = budget_bytes,
+                .best = answer,
+                .pool_end_ns = CAIRN_NONE,
+                .half_end_ns = CAIRN_NONE};
+    for (int i = 0; i < ((crn_auto *)state)->count; i++)
+        ((crn_auto *)state)->candidates[i].is_asked = false;
     CRN_TRY(find_bound(task, state, budget_bytes, &s.bound_ns, error));
     CRN_TRY(ask_all(&s, state, false, error));
     CRN_TRY(ask_all(&s, state, true, error));
@@ -487,6 +422,6 @@ const crn_solver crn_auto_solver = {
     .accepts = auto_accepts,
     .open = auto_open,
     .close = auto_close,
-    .least = auto_least,
+    .least = crn_auto_least,
     .solve = auto_solve,
 };

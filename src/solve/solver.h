@@ -56,6 +56,8 @@ typedef struct crn_task {
     int64_t budget_max_bytes; /* no call of the session asks for more; CAIRN_NONE = no budget */
     int64_t deadline_ns;      /* of crn_clock_ns; CAIRN_NONE = none */
     crn_bound_store *bounds;  /* what bounds keep for the next budget; NULL = nothing is kept */
+    const cairn_builder
+        *known; /* a schedule within the budget, for those that start from others' answers; NULL = none */
 } crn_task;
 
 /** How little memory would do. */

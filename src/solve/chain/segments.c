@@ -203,6 +203,11 @@ static int32_t tries_of(int32_t n, int32_t length)
 }
 
 /* A step is a length, 2^power, and which of its tries; the lengths follow each other. */
+static int32_t step_of(int32_t power, int32_t try)
+{
+    return power * (KEPT_MAX + 1) + try;
+}
+
 static bool cut_and_keep(attempt *a, int32_t *step)
 {
     int32_t n = a->chain->stage_count, power = *step / (KEPT_MAX + 1), try = *step % (KEPT_MAX + 1) + 1;
@@ -217,7 +222,7 @@ static bool cut_and_keep(attempt *a, int32_t *step)
     int64_t others = a->cuts.count - 1, tries = tries_of(n, a->length), again = (others * try + tries - 1) / tries;
     for (int32_t i = 0; i < others; i++)
         a->cuts.kept[a->exchanges[i].segment] = i >= again;
-    *step = power * (KEPT_MAX + 1) + try;
+    *step = step_of(power, try);
     return true;
 }
 
@@ -276,26 +281,71 @@ static cairn_status attempt_begin(const crn_task *task, cairn_builder *builder, 
 /* What all cuts, or those before it was stopped, came to. */
 typedef struct outcome {
     int32_t step;       /* of the fastest within the budget; 0 = none */
+    int64_t fastest_ns; /* its time; INT64_MAX = none */
     int64_t peak_bytes; /* the least of any; INT64_MAX = none */
     bool stopped_early;
 } outcome;
 
+/* Judges the cuts of a step; of equally fast ones the first step counts. *fits: they keep to the budget. */
+static cairn_status try_step(attempt *a, int32_t step, int64_t budget_bytes, outcome *found, bool *fits,
+                             cairn_error *error)
+{
+    CRN_TRY(try_cuts(a, error));
+    *fits = a->replay.valid && (budget_bytes == CAIRN_NONE || a->replay.peak_bytes <= budget_bytes);
+    if (a->replay.valid) /* not so where it would take more than 2^63 - 1 ns */
+        found->peak_bytes = crn_min(found->peak_bytes, a->replay.peak_bytes);
+    bool is_first = a->replay.makespan_ns == found->fastest_ns && step < found->step;
+    if (*fits && (a->replay.makespan_ns < found->fastest_ns || is_first)) {
+        found->fastest_ns = a->replay.makespan_ns;
+        found->step = step;
+    }
+    found->stopped_early = crn_should_stop(a->task, NULL);
+    return CAIRN_OK;
+}
+
 static cairn_status try_all(attempt *a, cut_rule rule, int64_t budget_bytes, outcome *found, cairn_error *error)
 {
-    int64_t fastest_ns = INT64_MAX;
-    *found = (outcome){.peak_bytes = INT64_MAX};
-    for (int32_t step = 0; cut(a, rule, &step);) {
-        CRN_TRY(try_cuts(a, error));
-        bool fits = a->replay.valid && (budget_bytes == CAIRN_NONE || a->replay.peak_bytes <= budget_bytes);
-        if (a->replay.valid) /* not so where it would take more than 2^63 - 1 ns */
-            found->peak_bytes = crn_min(found->peak_bytes, a->replay.peak_bytes);
-        if (fits && a->replay.makespan_ns < fastest_ns) {
-            fastest_ns = a->replay.makespan_ns;
-            found->step = step;
+    bool fits;
+    *found = (outcome){.peak_bytes = INT64_MAX, .fastest_ns = INT64_MAX};
+    for (int32_t step = 0; !found->stopped_early && cut(a, rule, &step);)
+        CRN_TRY(try_step(a, step, budget_bytes, found, &fits, error));
+    return CAIRN_OK;
+}
+
+/* Of each length, by bisection, the fewest segments run again that fit, as if those with more fitted, too. */
+static cairn_status bisect_lengths(attempt *a, int64_t budget_bytes, outcome *found, cairn_error *error)
+{
+    int32_t n = a->chain->stage_count;
+    for (int32_t power = 0; power < 30 && 1 << power < crn_max(2, n); power++) {
+        int32_t low = 0, high = tries_of(n, 1 << power) + 1;
+        while (high - low > 1 && !found->stopped_early) {
+            bool fits;
+            int32_t middle = low + (high - low) / 2, step = step_of(power, middle - 1);
+            cut_and_keep(a, &step);
+            CRN_TRY(try_step(a, step, budget_bytes, found, &fits, error));
+            *(fits ? &high : &low) = middle;
         }
-        if (crn_should_stop(a->task, NULL)) {
-            found->stopped_early = true;
-            return CAIRN_OK;
+    }
+    return CAIRN_OK;
+}
+
+/*
+ * The best of all lengths and numbers. Those of a length get slower one by one, so that of each only those before the
+ * first that fits matter, and before the first that is slower than the fastest; bisection finds that soon.
+ */
+static cairn_status try_lengths(attempt *a, int64_t budget_bytes, outcome *found, cairn_error *error)
+{
+    *found = (outcome){.peak_bytes = INT64_MAX, .fastest_ns = INT64_MAX};
+    CRN_TRY(bisect_lengths(a, budget_bytes, found, error));
+    int32_t n = a->chain->stage_count;
+    for (int32_t power = 0; power < 30 && 1 << power < crn_max(2, n); power++) {
+        bool matters = true;
+        for (int32_t try = 1; try <= tries_of(n, 1 << power) && matters && !found->stopped_early; try++) {
+            bool fits;
+            int32_t step = step_of(power, try - 1);
+            cut_and_keep(a, &step);
+            CRN_TRY(try_step(a, step, budget_bytes, found, &fits, error));
+            matters = !fits && a->replay.valid && a->replay.makespan_ns <= found->fastest_ns;
         }
     }
     return CAIRN_OK;
@@ -328,9 +378,11 @@ static cairn_status solve_by(const crn_task *task, cut_rule rule, int64_t budget
     outcome found;
     int32_t step = 0;
     CRN_TRY(attempt_begin(task, answer->builder, &a, error));
-    cairn_status status = try_all(&a, rule, budget_bytes, &found, error);
+    cairn_status status = rule == RULE_KEEP ? try_lengths(&a, budget_bytes, &found, error)
+                                            : try_all(&a, rule, budget_bytes, &found, error);
     answer->stopped_early = found.stopped_early;
     cairn_builder_truncate(answer->builder, 0);
+    step = rule == RULE_KEEP && found.step > 0 ? found.step - 1 : 0;
     while (status == CAIRN_OK && found.step > 0 && cut(&a, rule, &step))
         if (step == found.step) {
             status = emit_cuts(&a, error);

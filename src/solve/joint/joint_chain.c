@@ -363,10 +363,11 @@ static int64_t rounds_of(const crn_task *task)
 static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int64_t budget_bytes, crn_answer *answer,
                                cairn_error *error)
 {
+    CRN_TRY(crn_joint_offer_known(search, error));
     CRN_TRY(offer_own_lists(search, error));
-    if (!crn_joint_is_done(search))
+    if (!crn_joint_is_done(search) && !search->task->known)
         CRN_TRY(offer_answers(search, budget_bytes, error));
-    if (!crn_joint_is_done(search))
+    if (!crn_joint_is_done(search) && !search->task->known)
         CRN_TRY(offer_alone(s, search, budget_bytes, error));
     if (!crn_joint_is_done(search))
         CRN_TRY(offer_priced_lists(s, search, error));

@@ -143,14 +143,14 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
                                cairn_error *error)
 {
     crn_task sub = crn_task_without_machine(search->task);
-    CRN_TRY(offer_first(search, budget_bytes, error));
+    CRN_TRY(search->task->known ? crn_joint_offer_known(search, error) : offer_first(search, budget_bytes, error));
     CRN_TRY(offer_store_all(search, error));
     if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, &search->cut_short,
                               error));
     if (!crn_joint_is_done(search))
         CRN_TRY(offer_lists(s, search, error));
-    if (!crn_joint_is_done(search))
+    if (!crn_joint_is_done(search) && !search->task->known)
         CRN_TRY(crn_joint_ask_alone(search, NULL, NULL, 0, error));
     answer->iterations = crn_work_limit(search->task, rounds_of(search->task));
     return crn_joint_improve(search, rounds_of(search->task), answer, error);

@@ -10,6 +10,26 @@ void crn_joint_close(const crn_task *task, void *session)
     crn_free(&allocator, session, 1, sizeof(crn_joint));
 }
 
+/* A schedule that is known makes the search for the least needless: lists are asked for from its peak on. */
+static cairn_status lower_to_known(const crn_task *task, crn_joint *s, cairn_error *error)
+{
+    cairn_replay replay;
+    CRN_TRY(
+        crn_replay(task, cairn_builder_ops(task->known), cairn_builder_count(task->known), CAIRN_NONE, &replay, error));
+    s->least_bytes = s->lists_bytes = replay.peak_bytes;
+    s->is_rough = true;
+    return CAIRN_OK;
+}
+
+cairn_status crn_joint_offer_known(crn_joint_search *search, cairn_error *error)
+{
+    const cairn_builder *known = search->task->known;
+    if (!known)
+        return CAIRN_OK;
+    CRN_TRY(crn_joint_offer(search, known, "the answers of others", error));
+    return crn_joint_is_done(search) ? CAIRN_OK : crn_joint_offer_list(search, known, NULL, error);
+}
+
 cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **session, cairn_error *error)
 {
     const crn_task part = crn_task_part(task, LEAST_SHARE);
@@ -20,6 +40,8 @@ cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **
         return crn_no_memory(error);
     s->least_bytes = s->lists_bytes = INT64_MAX;
     CRN_TRY(crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error));
+    if (task->known)
+        return lower_to_known(task, s, error);
     cairn_status status = lower(&part, s, error);
     s->is_rough = s->is_rough || crn_should_stop(&part, NULL);
     return status;

@@ -26,6 +26,9 @@ cairn_status crn_joint_least(const crn_task *task, void *session, crn_least *lea
 cairn_status crn_joint_solve(const crn_task *task, const crn_joint *s, int64_t budget_bytes, crn_joint_fill fill,
                              crn_answer *answer, cairn_error *error);
 
+/** The schedule that the task says is known, as it is and as a list. */
+cairn_status crn_joint_offer_known(crn_joint_search *search, cairn_error *error);
+
 /** Rounds of improvement: those that were asked for, as many as the time allows, or the usual number. */
 int64_t crn_joint_rounds(const crn_task *task, int64_t usual);
 

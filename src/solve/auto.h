@@ -1,0 +1,29 @@
+/* What auto knows of the solvers that it may ask. */
+#ifndef CRN_AUTO_H
+#define CRN_AUTO_H
+
+#include "solve/solver.h"
+
+typedef struct crn_candidate {
+    const crn_solver *solver;
+    void *state;
+    bool is_open, is_asked; /* the latter: about this budget, or found too costly */
+    int64_t work;
+    int turn; /* those of a lower one are asked before */
+} crn_candidate;
+
+typedef struct crn_auto {
+    crn_candidate candidates[CRN_SOLVERS_MAX];
+    int count;
+} crn_auto;
+
+/* Whether a candidate cannot beat what has answered; `rank` is the highest of those that did so completely. */
+static inline bool crn_candidate_is_covered(const crn_candidate *c, int rank)
+{
+    return rank == CRN_RANK_ALL || (c->solver->rank > 0 && c->solver->rank < rank);
+}
+
+/** The least of all candidates; the state is a crn_auto. */
+cairn_status crn_auto_least(const crn_task *task, void *state, crn_least *least, cairn_error *error);
+
+#endif

@@ -1,0 +1,185 @@
+/*
+ * auto is never worse than any solver that it may ask, at the same time limit.
+ *
+ * The clock of the library is the processor's time of this process, so that neighbours take none of it. What is left of
+ * chance is met by asking again: auto counts as worse where it is so every time. CAIRN_TEST_LIMITS=wide asks at
+ * more limits and budgets, and takes minutes; bench/short_limits.py makes a table.
+ */
+#define _POSIX_C_SOURCE 200809L /* clock_gettime */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include <cmocka.h>
+
+#include <cairn/cairn.h>
+
+#include "support/ask.h"
+#include "support/random_problem.h"
+
+enum { TIMES = 4 };
+
+/* Stands for crn_clock_ns of the library: see tests/CMakeLists.txt. */
+int64_t __wrap_crn_clock_ns(void);
+
+int64_t __wrap_crn_clock_ns(void)
+{
+    struct timespec now;
+    clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+    return (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+}
+
+/* What it finds within a limit, where the problem has a machine with a slow link; CAIRN_NONE = nothing, or it does not take the problem. */
+static int64_t makespan(const cairn_problem *problem, int64_t budget_bytes, const char *solver, const char *limit)
+{
+    static const char *const settings[] = {"threads=1", "threads=1 host-budget=1GB to-host=500MB/s to-device=500MB/s"};
+    cairn_options *options =
+        test_options(solver, budget_bytes, settings[cairn_problem_info_of(problem)->machine != NULL]);
+    cairn_info info;
+    assert_int_equal(cairn_options_set(options, "time-limit", limit, NULL), CAIRN_OK);
+    cairn_status status = cairn_solver_accepts(solver, problem, options, NULL);
+    if (status == CAIRN_OK)
+        status = cairn_solve(NULL, problem, options, NULL, &info, NULL);
+    cairn_options_free(options);
+    if (status != CAIRN_OK)
+        return CAIRN_NONE;
+    int64_t makespan_ns = info.makespan_ns;
+    cairn_info_clear(&info);
+    return makespan_ns;
+}
+
+/* An answer does not depend on what else is installed, so auto does not ask those that may not be there. */
+static bool is_asked(const cairn_solver_info *info)
+{
+    return strcmp(info->name, "auto") != 0 && strcmp(info->name, "graph-milp") != 0 &&
+           strcmp(info->name, "graph-lp-round") != 0 && !info->minimizes_memory;
+}
+
+/* Whether auto is worse than another each time, of which the first has been asked already. */
+static bool is_worse(const cairn_problem *problem, int64_t budget_bytes, const char *solver, const char *limit,
+                     int64_t own_ns)
+{
+    int64_t ns = CAIRN_NONE;
+    for (int i = 0; i < TIMES; i++) {
+        own_ns = i == 0 ? own_ns : makespan(problem, budget_bytes, "auto", limit);
+        ns = makespan(problem, budget_bytes, solver, limit);
+        if (ns == CAIRN_NONE || (own_ns != CAIRN_NONE && own_ns <= ns))
+            return false;
+    }
+    print_error("within %s auto has %lld ns, %s %lld ns\n", limit, (long long)own_ns, solver, (long long)ns);
+    return true;
+}
+
+static int count_worse(const cairn_problem *problem, int percent, const char *limit)
+{
+    cairn_limits known = test_limits(problem, test_options("store-all", -1, ""));
+    int64_t span = known.store_all_bytes - known.least_lower_bytes;
+    int64_t budget_bytes = known.least_lower_bytes + span / 100 * percent;
+    int64_t own_ns = makespan(problem, budget_bytes, "auto", limit);
+    const cairn_solver_info *info;
+    int worse = 0;
+    for (int i = 0; (info = cairn_solver_at(i)) != NULL; i++)
+        worse += is_asked(info) && is_worse(problem, budget_bytes, info->name, limit, own_ns);
+    return worse;
+}
+
+static void check(cairn_problem *problem)
+{
+    static const char *const limits[] = {"100ms", "200ms", "500ms", "1s", "2s"};
+    static const int percents[] = {25, 5, 50, 75};
+    const char *scope = getenv("CAIRN_TEST_LIMITS");
+    bool is_wide = scope && strcmp(scope, "wide") == 0;
+    int worse = 0;
+    for (size_t k = 0; k < (is_wide ? sizeof(percents) / sizeof(percents[0]) : 1); k++)
+        for (size_t i = 0; i < (is_wide ? sizeof(limits) / sizeof(limits[0]) : 1); i++)
+            worse += count_worse(problem, percents[k], limits[i]);
+    cairn_problem_free(problem);
+    assert_int_equal(worse, 0);
+}
+
+static cairn_problem *chain(int32_t stages, test_chain_shape shape)
+{
+    test_random random = test_random_seeded(5);
+    shape.stages_min = shape.stages_max = stages;
+    shape.bytes_max = 100000;
+    shape.ns_max = 20000;
+    shape.positive = shape.equal_forwards = shape.plain_grads = true;
+    return test_random_chain(&random, &shape);
+}
+
+static cairn_problem *graph(int32_t nodes, bool machine)
+{
+    test_random random = test_random_seeded(6);
+    const test_graph_shape shape = {.nodes_min = nodes,
+                                    .nodes_max = nodes,
+                                    .deps_max = 2,
+                                    .bytes_max = 100000,
+                                    .ns_max = 20000,
+                                    .positive = true,
+                                    .training = true,
+                                    .machine = machine};
+    return test_random_graph(&random, &shape);
+}
+
+static void on_chains(void **state)
+{
+    (void)state;
+    check(chain(5, (test_chain_shape){0}));
+    check(chain(40, (test_chain_shape){0}));
+    check(chain(300, (test_chain_shape){0}));
+    check(chain(1500, (test_chain_shape){0}));
+}
+
+static void on_chains_of_equal_stages(void **state)
+{
+    (void)state;
+    check(chain(100, (test_chain_shape){.homogeneous = true}));
+    check(chain(1000, (test_chain_shape){.homogeneous = true}));
+}
+
+static void on_chains_with_options(void **state)
+{
+    (void)state;
+    check(chain(30, (test_chain_shape){.options_max = 3, .workspaces = true}));
+}
+
+static void on_chains_with_a_link(void **state)
+{
+    (void)state;
+    check(chain(12, (test_chain_shape){.machine = true}));
+    check(chain(150, (test_chain_shape){.machine = true}));
+    check(chain(500, (test_chain_shape){.machine = true}));
+}
+
+static void on_graphs(void **state)
+{
+    (void)state;
+    check(graph(8, false));
+    check(graph(60, false));
+    check(graph(400, false));
+    check(graph(3000, false));
+}
+
+static void on_graphs_with_a_link(void **state)
+{
+    (void)state;
+    check(graph(60, true));
+    check(graph(150, true));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(on_chains),
+        cmocka_unit_test(on_chains_of_equal_stages),
+        cmocka_unit_test(on_chains_with_options),
+        cmocka_unit_test(on_chains_with_a_link),
+        cmocka_unit_test(on_graphs),
+        cmocka_unit_test(on_graphs_with_a_link),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -5,8 +5,12 @@
 
 #include "solve/graph/graph_suffix.h"
 #include "solve/graph/graph_window.h"
+#include "solve/graph/moment_search.h"
 
-enum { GRID_WORK = 2000000, WINDOW_WORK = 4000000, FIRST_NODES = 24 };
+enum { GRID_WORK = 2000000, WINDOW_WORK = 40000000, FIRST_NODES = 24 };
+
+/* Cuts of windows without a time limit; with one, of twice as many as long as a quarter of its time lasts. */
+enum { FIRST_CUTS = 24, MORE_PARTS = 4 };
 
 /* A quarter of a second for a hundred nodes; on more, where not all is found out in any case, less. */
 #define SUFFIX_WORK ((int64_t)25000000000)
@@ -37,7 +41,7 @@ static int64_t taken_by(const crn_graph_model *model, int32_t t)
 }
 
 /* Of the nodes from t on, so many of them, the one that takes most. */
-static int32_t largest_taker(const crn_graph_model *model, int32_t t, int32_t count)
+int32_t crn_graph_largest_taker(const crn_graph_model *model, int32_t t, int32_t count)
 {
     int32_t best = t, end = (int32_t)crn_min(model->node_count, (int64_t)t + count);
     int64_t most = taken_by(model, t);
@@ -93,7 +97,7 @@ static int64_t largest(crn_graph_bounder *b, int64_t (*value)(crn_graph_bounder 
         stride *= 2;
     for (; stride >= last && !has_ended(b, &p); stride /= 2) {
         for (int32_t from = 0; from < n && !has_ended(b, &p); from += stride)
-            look_from(b, &p, largest_taker(b->model, from, stride));
+            look_from(b, &p, crn_graph_largest_taker(b->model, from, stride));
         look_around(b, &p, stride);
     }
     return p.best;
@@ -104,12 +108,17 @@ static int64_t window_to_end(crn_graph_bounder *b, int32_t t)
     return b->to_end[t] = crn_graph_bound_window(b, b->budget_bytes, t, b->model->node_count);
 }
 
-/* Where windows may begin and end: in each of as many even parts as the work limit allows, the node worth most. */
-static int32_t list_cuts(const crn_graph_bounder *b, int32_t cuts[CRN_GRAPH_CUTS_MAX + 1])
+/* As many as the work limit allows. */
+static int32_t first_parts(const crn_graph_bounder *b)
+{
+    int64_t size = b->model->node_count + b->model->dep_begin[b->model->node_count];
+    return (int32_t)crn_min(FIRST_CUTS, (int64_t)sqrt(0.25 * WINDOW_WORK / (double)size));
+}
+
+/* Where windows may begin and end: in each of so many even parts, the node worth most. */
+static int32_t list_cuts(const crn_graph_bounder *b, int32_t parts, int32_t cuts[CRN_GRAPH_CUTS_MAX + 1])
 {
     int32_t n = b->model->node_count, count = 0;
-    int64_t size = n + b->model->dep_begin[n];
-    int32_t parts = (int32_t)crn_min(CRN_GRAPH_CUTS_MAX, (int64_t)sqrt(0.25 * WINDOW_WORK / (double)size));
     for (int32_t part = 0; part < parts; part++) {
         int32_t from = (int32_t)((int64_t)n * part / parts), to = (int32_t)((int64_t)n * (part + 1) / parts),
                 best = from;
@@ -129,24 +138,35 @@ static int64_t window_between(crn_graph_bounder *b, int32_t t, int32_t e)
     return crn_should_stop(b->task, NULL) ? 0 : crn_graph_bound_window(b, b->budget_bytes, t, e);
 }
 
-static void fill_windows(crn_graph_bounder *b)
+/* The best sum over windows that do not overlap: what each spends is spent within it. */
+static int64_t best_windows(crn_graph_bounder *b, int32_t parts, crn_graph_windows *all)
 {
-    crn_graph_windows *all = &b->windows;
-    all->count = list_cuts(b, all->cut);
+    int64_t sum[CRN_GRAPH_CUTS_MAX + 1] = {0};
+    all->count = list_cuts(b, parts, all->cut);
     for (int32_t i = 0; i < all->count; i++)
         for (int32_t j = i + 1; j <= all->count; j++)
             all->spent[i][j] = window_between(b, all->cut[i], all->cut[j]);
+    for (int32_t j = 1; j <= all->count; j++)
+        for (int32_t i = 0; i < j; i++)
+            sum[j] = crn_max(sum[j], crn_add_saturating(sum[i], all->spent[i][j]));
+    return sum[all->count];
 }
 
-/* The best sum over windows that do not overlap: what each spends is spent within it. */
-static int64_t best_windows(crn_graph_bounder *b)
+/* Where a time limit leaves some, more windows: the best are kept. */
+static int64_t more_windows(crn_graph_bounder *b, int64_t found)
 {
-    int64_t sum[CRN_GRAPH_CUTS_MAX + 1] = {0};
-    fill_windows(b);
-    for (int32_t j = 1; j <= b->windows.count; j++)
-        for (int32_t i = 0; i < j; i++)
-            sum[j] = crn_max(sum[j], crn_add_saturating(sum[i], b->windows.spent[i][j]));
-    return sum[b->windows.count];
+    const crn_task *task = b->task, part = crn_task_part(task, MORE_PARTS);
+    crn_graph_windows more;
+    b->task = b->network.task = &part;
+    for (int32_t parts = first_parts(b); parts < CRN_GRAPH_CUTS_MAX && !crn_should_stop(&part, NULL);) {
+        parts = (int32_t)crn_min(CRN_GRAPH_CUTS_MAX, crn_max(2, 2 * (int64_t)parts));
+        int64_t sum = best_windows(b, parts, &more);
+        if (sum > found)
+            b->windows = more;
+        found = crn_max(found, sum);
+    }
+    b->task = b->network.task = task;
+    return found;
 }
 
 int64_t crn_graph_bound_makespan(crn_graph_bounder *b, int64_t budget_bytes)
@@ -158,7 +178,9 @@ int64_t crn_graph_bound_makespan(crn_graph_bounder *b, int64_t budget_bytes)
     memset(b->to_end, 0, (size_t)b->model->node_count * sizeof(*b->to_end));
     int64_t again = largest(b, window_to_end);
     if (again > 0 && again < INT64_MAX)
-        again = crn_max(again, best_windows(b));
+        again = crn_max(again, best_windows(b, first_parts(b), &b->windows));
+    if (again > 0 && again < INT64_MAX && b->task->deadline_ns != CAIRN_NONE)
+        again = more_windows(b, again);
     return again == INT64_MAX ? INT64_MAX : b->model->total_cost + again;
 }
 
@@ -206,6 +228,17 @@ static cairn_status raise_by_suffixes(const crn_task *task, const crn_graph_boun
     return CAIRN_OK;
 }
 
+static cairn_status raise_by_moments(const crn_task *task, const crn_graph_bounder *bounder, int64_t *found_ns,
+                                     cairn_error *error)
+{
+    int64_t total_ns = bounder->model->total_cost, again_ns = *found_ns - total_ns;
+    if (*found_ns == INT64_MAX || total_ns > COSTS_MAX)
+        return CAIRN_OK;
+    CRN_TRY(crn_moments_raise(task, bounder, &again_ns, error));
+    *found_ns = crn_add_saturating(total_ns, again_ns);
+    return CAIRN_OK;
+}
+
 static cairn_status find_makespan(const crn_task *task, int64_t budget_bytes, int64_t *found_ns, cairn_error *error)
 {
     crn_graph_model *model;
@@ -214,6 +247,8 @@ static cairn_status find_makespan(const crn_task *task, int64_t budget_bytes, in
     CRN_TRY(bounder_for(&part, &model, &bounder, error));
     *found_ns = crn_graph_bound_makespan(bounder, budget_bytes);
     cairn_status status = raise_by_suffixes(&part, bounder, budget_bytes, found_ns, error);
+    if (status == CAIRN_OK)
+        status = raise_by_moments(&part, bounder, found_ns, error);
     crn_graph_bounder_free(bounder);
     crn_graph_model_free(model);
     return status;

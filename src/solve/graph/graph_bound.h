@@ -21,7 +21,7 @@
 
 typedef struct crn_graph_bounder crn_graph_bounder;
 
-enum { CRN_GRAPH_CUTS_MAX = 24 };
+enum { CRN_GRAPH_CUTS_MAX = 48 };
 
 /** Bounds on what windows between some nodes spend on recomputation. */
 typedef struct crn_graph_windows {

@@ -22,6 +22,7 @@
 #include "solve/graph/graph_online.h"
 #include "solve/graph/graph_sweep.h"
 #include "solve/graph/graph_tiny.h"
+#include "solve/graph/moment_search.h"
 
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000, TIMES_COMPUTED = 8 };
 enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
@@ -447,7 +448,7 @@ static int64_t search_memory(const crn_task *task)
     int64_t edges = 0, nodes = graph->node_count, events = crn_sequence_capacity(graph->node_count, TIMES_COMPUTED);
     for (int32_t v = 0; v < graph->node_count; v++)
         edges += graph->nodes[v].dep_count + 1;
-    return (ISLANDS + 2) * 80 * events + nodes * 800 + edges * 128 + (1 << 20);
+    return (ISLANDS + 2) * 80 * events + nodes * 800 + edges * 128 + (1 << 20) + crn_moments_memory(nodes, edges);
 }
 
 const crn_solver crn_graph_search_solver = {

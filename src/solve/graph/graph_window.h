@@ -32,4 +32,7 @@ struct crn_graph_bounder {
 /** The least bytes that must be there while node t is computed for the first time. */
 int64_t crn_graph_bound_moment(crn_graph_bounder *b, int32_t t);
 
+/** Of count nodes from t on the one that takes most memory beside what later nodes read: there least is left to these. */
+int32_t crn_graph_largest_taker(const crn_graph_model *model, int32_t t, int32_t count);
+
 #endif

@@ -1,0 +1,66 @@
+/*
+ * Lower bounds on linear programs whose variables lie between 0 and 1:
+ *
+ *     min  c x   where  A x <= b,  0 <= x <= 1
+ *
+ * For all prices y >= 0 of the rows, every x that keeps to them has  c x >= c x + y (A x - b), so that
+ *
+ *     sum over columns of  min(0, c + y A)  -  y b
+ *
+ * is a lower bound. Good prices are found by the primal-dual hybrid gradient method (Chambolle and Pock 2011) with steps
+ * from row and column sums (Pock and Chambolle 2011) and restarts at averages (Applegate et al. 2021), in floating point: +, -, * and /
+ * in a fixed order, so that they are the same everywhere. What they prove is computed in integers. Any prices prove
+ * something, so it may stop at any time.
+ *
+ * Entries are 1 or -1, but for rows of sizes: sum of bytes of columns <= capacity.
+ *
+ * Cost   An iteration O(entries). Memory O(entries).
+ */
+#ifndef CRN_BOX_PROGRAM_H
+#define CRN_BOX_PROGRAM_H
+
+#include "solve/solver.h"
+
+typedef struct crn_box_program {
+    int32_t row_count, row_max, column_count, column_max, entry_count, entry_max;
+    bool is_full;               /* what was added last did not fit: nothing may be asked */
+    int shift;                  /* costs are scaled by 2^shift, which may be below 1 */
+    double total;               /* the scaled cost of everything: the unit of floating-point costs and prices */
+    int32_t *row_begin;         /* row_count + 1 */
+    int32_t *column_begin;      /* column_count + 1; by solve */
+    int32_t *column, *row;      /* of an entry, by rows; by columns */
+    double *value, *turned;     /* the same; of sizes in units of their row's capacity */
+    int64_t *cost, *bytes;      /* of a column; cost scaled, rounded down */
+    int64_t *capacity;          /* of a row; -1 = a row of 1 and -1 */
+    int32_t *right;             /* of such a row */
+    double *y, *y_sum, *y_best; /* of a row */
+    double *y_began, *y_step;
+    double *x, *x_ahead, *x_sum, *x_began, *x_step, *slope; /* of a column */
+} crn_box_program;
+
+/** Room for so many entries, in an arena, for problems whose costs sum to total_cost. False when memory fails. */
+bool crn_box_program_new(crn_arena *arena, int32_t entry_max, int64_t total_cost, crn_box_program *p);
+/** The memory of that. */
+int64_t crn_box_program_bytes(int32_t entry_max);
+
+void crn_box_begin(crn_box_program *p);
+/** Adds a column and returns it. */
+int32_t crn_box_column(crn_box_program *p, int64_t cost, int64_t bytes);
+/** Adds an entry to the row that is being made: 1 or -1, or, before crn_box_sizes, the bytes of the column. */
+void crn_box_entry(crn_box_program *p, int32_t column, int sign);
+void crn_box_row(crn_box_program *p, int32_t right);
+void crn_box_sizes(crn_box_program *p, int64_t capacity);
+
+/** How long to look for prices. */
+typedef struct crn_box_limit {
+    const crn_task *task; /* stops it */
+    int iterations;       /* in a round */
+    int rounds;           /* of covers */
+    int64_t enough;       /* a bound that is to be passed: far below it, it stops early */
+    int64_t work;         /* entries looked at; what is left is put back */
+} crn_box_limit;
+
+/** A lower bound on the cost, in the unit of the columns' costs, rounded up, for costs and variables are whole; 0 = none. */
+int64_t crn_box_bound(crn_box_program *p, crn_box_limit *limit);
+
+#endif

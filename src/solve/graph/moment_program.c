@@ -1,0 +1,208 @@
+#include "solve/graph/moment_program.h"
+
+#include <string.h>
+
+/* Instead of a column: nothing of the kind, or there in any case. */
+enum { NONE = -1, HELD = -2 };
+
+/* One moment and what follows. */
+typedef struct moment {
+    int index, count;
+    int32_t node, end; /* of its window */
+    int32_t member_count;
+    int64_t left; /* what the budget leaves to storages that may be held */
+} moment;
+
+bool crn_moment_program_new(crn_arena *arena, const crn_graph_model *model, int64_t budget_bytes, int32_t entry_max,
+                            crn_moment_program *p)
+{
+    size_t n = (size_t)model->node_count;
+    *p = (crn_moment_program){.model = model, .budget_bytes = budget_bytes};
+    bool fits = crn_box_program_new(arena, entry_max, model->total_cost, &p->box) &&
+                (p->later = crn_arena_alloc(arena, n, sizeof(int32_t))) &&
+                (p->members = crn_arena_alloc(arena, n, sizeof(int32_t))) &&
+                (p->is_member = crn_arena_alloc(arena, n, sizeof(bool))) &&
+                (p->is_read = crn_arena_alloc(arena, n, sizeof(bool))) &&
+                (p->is_seen = crn_arena_alloc(arena, n, sizeof(bool)));
+    for (int i = 0; fits && i < CRN_MOMENTS_MAX; i++)
+        fits = (p->held[i] = crn_arena_alloc(arena, n, sizeof(int32_t))) &&
+               (p->again[i] = crn_arena_alloc(arena, n, sizeof(int32_t)));
+    return fits;
+}
+
+/* ---- what a moment looks at ---- */
+
+static void add_member(crn_moment_program *p, moment *at, int32_t s)
+{
+    if (p->is_member[s])
+        return;
+    p->is_member[s] = true;
+    p->members[at->member_count++] = s;
+}
+
+/* What nodes from the moment on read of before, after what that reads, and so on. */
+static void find_members(crn_moment_program *p, moment *at)
+{
+    const crn_graph_model *model = p->model;
+    memset(p->is_member, 0, (size_t)model->node_count * sizeof(bool));
+    for (int32_t i = model->dep_begin[at->node]; i < model->dep_begin[model->node_count]; i++)
+        if (model->dep[i] < at->node)
+            add_member(p, at, model->root[model->dep[i]]);
+    for (int32_t k = 0; k < at->member_count; k++)
+        for (int32_t s = p->members[k], i = model->dep_begin[s]; i < model->dep_begin[s + 1]; i++)
+            add_member(p, at, model->root[model->dep[i]]);
+}
+
+static void hold(crn_moment_program *p, moment *at, int32_t s)
+{
+    if (p->held[at->index][s] == HELD)
+        return;
+    p->held[at->index][s] = HELD;
+    at->left -= p->model->bytes[s];
+}
+
+/* Columns of the members, and the row of what is held. False where the moment's node does not fit. */
+static bool set_out_members(crn_moment_program *p, moment *at)
+{
+    const crn_graph_model *model = p->model;
+    int32_t *held = p->held[at->index], *again = p->again[at->index];
+    memset(held, 0xff, (size_t)model->node_count * sizeof(*held));
+    memset(again, 0xff, (size_t)model->node_count * sizeof(*again));
+    at->left = p->budget_bytes - model->fixed_bytes - model->bytes[at->node] - model->extra[at->node];
+    for (int32_t i = model->dep_begin[at->node]; i < model->dep_begin[at->node + 1]; i++)
+        hold(p, at, model->root[model->dep[i]]);
+    for (int32_t s = 0; s < at->node; s++)
+        if (model->keep[s] && model->keep_from[s] < at->node)
+            hold(p, at, s);
+    if (at->left < 0)
+        return false;
+    for (int32_t k = 0; k < at->member_count; k++) {
+        int32_t s = p->members[k];
+        if (!model->once_node[s])
+            again[s] = crn_box_column(&p->box, model->cost[s], 0);
+        if (held[s] == HELD || model->bytes[s] > at->left)
+            continue;
+        held[s] = crn_box_column(&p->box, 0, model->bytes[s]);
+        if (model->bytes[s] > 0)
+            crn_box_entry(&p->box, held[s], 1);
+    }
+    crn_box_sizes(&p->box, at->left);
+    return true;
+}
+
+/* ---- rows ---- */
+
+static void entry(crn_moment_program *p, int32_t column, int sign)
+{
+    if (column >= 0)
+        crn_box_entry(&p->box, column, sign);
+}
+
+/* held + again >= 1, or >= another column; `again` as columns of storages. */
+static void must_be_there(crn_moment_program *p, const moment *at, const int32_t *again, int32_t s, int32_t if_column)
+{
+    if (p->held[at->index][s] == HELD)
+        return;
+    entry(p, if_column, 1);
+    entry(p, p->held[at->index][s], -1);
+    entry(p, again[s], -1);
+    crn_box_row(&p->box, if_column == NONE ? -1 : 0);
+}
+
+/* Rows of the storages that nodes from the moment to `end` read, one for each. */
+static void reads_until(crn_moment_program *p, const moment *at, const int32_t *again, int32_t end)
+{
+    const crn_graph_model *model = p->model;
+    memset(p->is_read, 0, (size_t)model->node_count * sizeof(bool));
+    for (int32_t i = model->dep_begin[at->node]; i < model->dep_begin[end]; i++) {
+        int32_t s = model->root[model->dep[i]];
+        if (model->dep[i] >= at->node || p->is_read[s])
+            continue;
+        p->is_read[s] = true;
+        must_be_there(p, at, again, s, NONE);
+    }
+}
+
+/* Aliases that the window reads are computed again where their storage is not held. */
+static void aliases_until(crn_moment_program *p, const moment *at, int32_t end)
+{
+    const crn_graph_model *model = p->model;
+    memset(p->is_seen, 0, (size_t)model->node_count * sizeof(bool));
+    for (int32_t i = model->dep_begin[at->node]; i < model->dep_begin[end]; i++) {
+        int32_t a = model->dep[i], s = model->root[a];
+        if (a >= at->node || a == s || p->is_seen[a] || model->cost[a] == 0 || p->held[at->index][s] == HELD)
+            continue;
+        p->is_seen[a] = true;
+        entry(p, crn_box_column(&p->box, model->cost[a], 0), -1);
+        entry(p, p->held[at->index][s], -1);
+        crn_box_row(&p->box, -1);
+    }
+}
+
+/* Who is computed again needs what it reads; what the window reads is there anyway. */
+static void closure(crn_moment_program *p, const moment *at, const int32_t *again)
+{
+    const crn_graph_model *model = p->model;
+    for (int32_t k = 0; k < at->member_count; k++) {
+        int32_t s = p->members[k];
+        for (int32_t i = model->dep_begin[s]; again[s] >= 0 && i < model->dep_begin[s + 1]; i++) {
+            int32_t d = model->root[model->dep[i]];
+            if (d != s && !p->is_read[d])
+                must_be_there(p, at, again, d, again[s]);
+        }
+    }
+}
+
+static void set_out_window(crn_moment_program *p, const moment *at)
+{
+    const int32_t *again = p->again[at->index];
+    reads_until(p, at, again, at->end);
+    aliases_until(p, at, at->end);
+    closure(p, at, again);
+    if (at->index + 1 == at->count)
+        return;
+    for (int32_t k = 0; k < at->member_count; k++) {
+        int32_t s = p->members[k], next = p->held[at->index + 1][s];
+        if (next >= 0 && !p->is_read[s])
+            must_be_there(p, at, again, s, next);
+        else if (next == HELD && !p->is_read[s])
+            must_be_there(p, at, again, s, NONE);
+    }
+}
+
+/* The same from the moment to the end. */
+static void set_out_rest(crn_moment_program *p, const moment *at)
+{
+    for (int32_t k = 0; k < at->member_count; k++) {
+        int32_t s = p->members[k];
+        p->later[s] = p->model->once_node[s] ? NONE : crn_box_column(&p->box, 0, 0);
+        if (p->later[s] == NONE)
+            continue;
+        entry(p, p->later[s], 1);
+        for (int i = at->index; i < at->count; i++)
+            entry(p, p->again[i][s], -1);
+        crn_box_row(&p->box, 0);
+    }
+    reads_until(p, at, p->later, p->model->node_count);
+    closure(p, at, p->later);
+}
+
+int64_t crn_moment_bound(crn_moment_program *p, const int32_t *moments, int count, crn_box_limit *limit)
+{
+    crn_box_begin(&p->box);
+    for (int i = count - 1; i >= 0; i--) {
+        moment at = {.index = i,
+                     .count = count,
+                     .node = moments[i],
+                     .end = i + 1 < count ? moments[i + 1] : p->model->node_count};
+        find_members(p, &at);
+        if (!set_out_members(p, &at))
+            return 0;
+        set_out_window(p, &at);
+        if (i + 1 < count)
+            set_out_rest(p, &at);
+        if (p->box.is_full)
+            return 0;
+    }
+    return crn_box_bound(&p->box, limit);
+}

@@ -1,0 +1,25 @@
+/*
+ * The moments of a moment program: which of them say most.
+ *
+ * More moments are not always better: what is computed again counts once in each window. So sets of a few to two dozen
+ * moments are tried, those at which most memory is taken in even parts of the graph, then single moments are added,
+ * moved and left out, as long as that raises the bound.
+ */
+#ifndef CRN_MOMENT_SEARCH_H
+#define CRN_MOMENT_SEARCH_H
+
+#include "solve/graph/graph_window.h"
+#include "solve/graph/moment_program.h"
+
+/**
+ * Raises *again_ns, what every schedule spends on recomputation, by programs over several moments, among those whose
+ * windows to the end the bounder has found to be worth something. Bounded by work; when the task stops, what was found
+ * by then holds. Where memory fails it says nothing.
+ */
+cairn_status crn_moments_raise(const crn_task *task, const crn_graph_bounder *bounder, int64_t *again_ns,
+                               cairn_error *error);
+
+/** The memory that it takes, at most. */
+int64_t crn_moments_memory(int64_t node_count, int64_t edge_count);
+
+#endif

@@ -87,38 +87,47 @@ static void enter_queue(sweep *w, int32_t i)
     w->queue[w->queue_count++] = i;
 }
 
-static cairn_status reserve(crn_selection *selection, sweep *w, int64_t **prefix, cairn_error *error)
+static bool reserve(const crn_selection *selection, crn_arena *arena, sweep *w, int64_t **prefix)
 {
     size_t count = (size_t)selection->n + 1;
     *w = (sweep){.d = selection->size};
-    w->prefix = *prefix = crn_arena_alloc(&selection->arena, count, sizeof(**prefix));
-    w->M = crn_arena_alloc(&selection->arena, count, sizeof(*w->M));
-    w->queue = crn_arena_alloc(&selection->arena, count, sizeof(*w->queue));
-    w->record = crn_arena_alloc(&selection->arena, count, sizeof(*w->record));
-    return w->prefix && w->M && w->queue && w->record ? CAIRN_OK : crn_no_memory(error);
+    w->prefix = *prefix = crn_arena_alloc(arena, count, sizeof(**prefix));
+    w->M = crn_arena_alloc(arena, count, sizeof(*w->M));
+    w->queue = crn_arena_alloc(arena, count, sizeof(*w->queue));
+    w->record = crn_arena_alloc(arena, count, sizeof(*w->record));
+    return w->prefix && w->M && w->queue && w->record;
 }
 
-static cairn_status choose(const crn_task *task, crn_selection *selection, cairn_error *error)
+static void choose_with(crn_selection *selection, sweep *w, int64_t *prefix)
 {
-    sweep w;
-    int64_t *prefix;
     int32_t n = selection->n;
-    (void)task;
-    CRN_TRY(reserve(selection, &w, &prefix, error));
     prefix[0] = 0;
     for (int32_t j = 1; j <= n; j++)
-        prefix[j] = prefix[j - 1] + w.d[j];
-    w.M[n] = w.d[n];
-    enter_queue(&w, n);
+        prefix[j] = prefix[j - 1] + w->d[j];
+    w->M[n] = w->d[n];
+    enter_queue(w, n);
     for (int32_t i = n - 1; i >= 0; i--) {
         int64_t bytes;
-        push_record(&w, i);
-        selection->next[i] = best_next(&w, i, &bytes);
-        w.M[i] = w.d[i] + bytes;
-        enter_queue(&w, i);
+        push_record(w, i);
+        selection->next[i] = best_next(w, i, &bytes);
+        w->M[i] = w->d[i] + bytes;
+        enter_queue(w, i);
     }
-    selection->objective_bytes = w.M[0];
-    return CAIRN_OK;
+    selection->objective_bytes = w->M[0];
+}
+
+/* What it needs beside the choice goes before the schedule is made, whose operations then take the same pages. */
+static cairn_status choose(const crn_task *task, crn_selection *selection, cairn_error *error)
+{
+    crn_arena arena;
+    sweep w;
+    int64_t *prefix;
+    crn_arena_init(&arena, crn_allocator(task->env));
+    bool fits = reserve(selection, &arena, &w, &prefix);
+    if (fits)
+        choose_with(selection, &w, prefix);
+    crn_arena_clear(&arena);
+    return fits ? CAIRN_OK : crn_no_memory(error);
 }
 
 static cairn_status select_linear_open(const crn_task *task, void **session, cairn_error *error)

@@ -1,6 +1,8 @@
 #include "solve/graph/graph_sweep.h"
 
-enum { PIECES_MAX = 128, TRIES = 12 }; /* each piece is at most three quarters of the one before, or one node less */
+#include <string.h>
+
+enum { PIECES_MAX = 128, TRIES = 12 }; /* most pieces are at most three quarters of the one before */
 
 /* Forward nodes after begin, up to end. */
 typedef struct piece {
@@ -10,9 +12,11 @@ typedef struct piece {
 struct crn_sweep {
     const crn_graph_model *model;
     int32_t turn;
-    int64_t *live_bytes; /* of forward storages that nodes behind forward node v read */
-    bool *again;         /* of a forward node: backward nodes need it, directly or not, and it may run again */
-    int32_t *front;      /* of a backward node: the last forward storage that it or a later one reads, -1 = none */
+    int64_t *whole_bytes; /* of forward storages that forward nodes behind v read */
+    int64_t *piece_bytes; /* the same within the piece at hand; scratch */
+    int64_t *live_bytes;  /* the one of them by which cuts are chosen */
+    bool *again;          /* of a forward node: backward nodes need it, directly or not, and it may run again */
+    int32_t *front;       /* of a backward node: the last forward storage that it or a later one reads, -1 = none */
     piece waiting[PIECES_MAX + 1]; /* pieces whose cut is alive; then the one whose values are there */
     int32_t waiting_count;
     int64_t lower_bytes;
@@ -44,14 +48,14 @@ static void find_needs(crn_sweep *w)
     }
 }
 
-/* The last forward node that reads storage s; s where there is none. */
-static int32_t last_forward_use(const crn_sweep *w, int32_t s)
+/* The last node up to `end` that reads storage s; s where there is none. */
+static int32_t last_use_until(const crn_sweep *w, int32_t s, int32_t end)
 {
     const crn_graph_model *model = w->model;
     int32_t low = model->use_begin[s], high = model->use_begin[s + 1];
     while (low < high) {
         int32_t middle = low + (high - low) / 2;
-        if (model->use[middle] < w->turn)
+        if (model->use[middle] <= end)
             low = middle + 1;
         else
             high = middle;
@@ -59,18 +63,23 @@ static int32_t last_forward_use(const crn_sweep *w, int32_t s)
     return low > model->use_begin[s] ? model->use[low - 1] : s;
 }
 
-/* Differences first, then their sums. What stays anyway does not count. */
-static void find_live(crn_sweep *w)
+/*
+ * Of the storages of a piece only, as its nodes read them: those before it that are read behind a cut in it are alive
+ * already, and nodes behind the piece are not computed again. Differences first, then their sums. What stays anyway does
+ * not count.
+ */
+static void find_live(crn_sweep *w, piece p)
 {
     const crn_graph_model *model = w->model;
     int64_t live = 0;
-    for (int32_t v = 0; v < w->turn; v++) {
+    memset(w->live_bytes + p.begin + 1, 0, (size_t)(p.end - p.begin) * sizeof(*w->live_bytes));
+    for (int32_t v = p.begin + 1; v <= p.end; v++) {
         if (!w->again[v] || model->root[v] != v)
             continue;
         w->live_bytes[v] += model->bytes[v];
-        w->live_bytes[last_forward_use(w, v)] -= model->bytes[v];
+        w->live_bytes[last_use_until(w, v, p.end)] -= model->bytes[v];
     }
-    for (int32_t v = 0; v < w->turn; v++)
+    for (int32_t v = p.begin + 1; v <= p.end; v++)
         w->live_bytes[v] = live += w->live_bytes[v];
 }
 
@@ -83,13 +92,15 @@ crn_sweep *crn_sweep_new(const crn_graph_model *model, int32_t turn, int64_t low
     w->model = model;
     w->turn = turn;
     w->lower_bytes = lower_bytes;
-    w->live_bytes = crn_arena_alloc_zero(arena, n, sizeof(*w->live_bytes));
+    w->whole_bytes = crn_arena_alloc_zero(arena, n, sizeof(*w->whole_bytes));
+    w->piece_bytes = crn_arena_alloc_zero(arena, n, sizeof(*w->piece_bytes));
     w->again = crn_arena_alloc_zero(arena, n, sizeof(*w->again));
     w->front = crn_arena_alloc_zero(arena, n, sizeof(*w->front));
-    if (!w->live_bytes || !w->again || !w->front)
+    if (!w->whole_bytes || !w->piece_bytes || !w->again || !w->front)
         return NULL;
     find_needs(w);
-    find_live(w);
+    w->live_bytes = w->whole_bytes;
+    find_live(w, (piece){-1, turn - 1});
     return w;
 }
 
@@ -115,6 +126,19 @@ static int32_t best_cut(const crn_sweep *w, piece p)
     return best;
 }
 
+/* The cut nearest the middle that few bytes cross, beyond the middle half; else before the last node. */
+static int32_t distant_cut(const crn_sweep *w, piece p, int64_t cut_bytes)
+{
+    int32_t count = p.end - p.begin, middle = p.begin + count / 2;
+    for (int32_t away = count / 4 + 1; away <= count / 2; away++) {
+        if (middle + away < p.end && w->live_bytes[middle + away] <= cut_bytes)
+            return middle + away;
+        if (middle - away > p.begin && w->live_bytes[middle - away] <= cut_bytes)
+            return middle - away;
+    }
+    return p.end - 1;
+}
+
 /*
  * Halves what has just been swept towards its end; the pieces before each cut wait. Without a cut of few bytes the last
  * node is a piece of its own, and those before it are swept again from the same cut as it was.
@@ -122,8 +146,11 @@ static int32_t best_cut(const crn_sweep *w, piece p)
 static void halve(crn_sweep *w, piece p, int64_t cut_bytes)
 {
     while (p.end - p.begin > 1 && w->waiting_count < PIECES_MAX) {
+        bool by_piece = w->live_bytes == w->piece_bytes;
+        if (by_piece)
+            find_live(w, p);
         int32_t cut = best_cut(w, p);
-        cut = w->live_bytes[cut] <= cut_bytes ? cut : p.end - 1;
+        cut = w->live_bytes[cut] <= cut_bytes ? cut : by_piece ? distant_cut(w, p, cut_bytes) : p.end - 1;
         w->waiting[w->waiting_count++] = (piece){p.begin, cut};
         p.begin = cut;
     }
@@ -163,19 +190,29 @@ bool crn_sweep_run(crn_sweep *w, int64_t cut_bytes, crn_sequence *sequence)
     return true;
 }
 
+static void choose_by(crn_sweep *w, bool by_piece)
+{
+    w->live_bytes = by_piece ? w->piece_bytes : w->whole_bytes;
+}
+
 bool crn_sweep_nth(crn_sweep *w, int i, crn_sequence *sequence)
 {
-    return i < TRIES && crn_sweep_run(w, i == 0 ? INT64_MAX : w->lower_bytes >> i, sequence);
+    choose_by(w, i < TRIES);
+    int try = i % TRIES;
+    return i < 2 * TRIES && crn_sweep_run(w, try == 0 ? INT64_MAX : w->lower_bytes >> try, sequence);
 }
 
 bool crn_sweep_next(crn_sweep *w, crn_sequence *sequence, bool *has_room)
 {
-    int64_t cut_bytes = w->tries == 0 ? INT64_MAX : w->long_bytes + (w->fits_bytes - w->long_bytes) / 2;
-    if (w->tries == TRIES)
+    int try = w->tries % TRIES;
+    int64_t cut_bytes = try == 0 ? INT64_MAX : w->long_bytes + (w->fits_bytes - w->long_bytes) / 2;
+    if (w->tries == 2 * TRIES)
         return false;
+    w->long_bytes = try == 0 ? 0 : w->long_bytes;
+    choose_by(w, w->tries < TRIES);
     *has_room = crn_sweep_run(w, cut_bytes, sequence);
     if (*has_room)
-        w->fits_bytes = w->tries == 0 ? w->lower_bytes : cut_bytes;
+        w->fits_bytes = try == 0 ? w->lower_bytes : cut_bytes;
     else
         w->long_bytes = cut_bytes;
     w->tries++;

@@ -8,6 +8,10 @@
  * computed from its cut, halved in the same way, and so on. Log T cuts are alive at a time. Every forward node is computed
  * some (log T) / 2 times more. This is the bisection of reverse accumulation (Griewank 1992) on a graph.
  *
+ * Two ways of choosing cuts are tried. By the piece, a cut counts the storages of its piece that the piece reads behind it:
+ * others are alive anyway, or their readers are done with; and where no cut near the middle is cheap, one elsewhere may be,
+ * before or after a skip. By the whole, it counts all that forward nodes behind it read.
+ *
  * Any sequence is a schedule (graph_sequence.h), whatever the graph looks like: where it is not a training step, the peak
  * is merely no good. Storages that run once or are kept stay from their first computation on.
  */

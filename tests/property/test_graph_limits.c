@@ -210,30 +210,29 @@ static void long_times_do_not_overflow(void **state)
     cairn_problem_free(problem);
 }
 
-enum { ROW = 1000 };
-
-/* A row of forward nodes, every seventh with a second input from six nodes before; each has a backward node. */
-static cairn_problem *large_training_graph(void)
+/* A row of forward nodes, one in so many with a second input from some nodes before; each has a backward node. */
+static cairn_problem *large_training_graph(int32_t row, int32_t skip, int32_t every)
 {
-    static int32_t deps[2 * ROW][2];
-    cairn_node *nodes = calloc(2 * ROW, sizeof(*nodes));
+    int32_t(*deps)[2] = calloc(2 * (size_t)row, sizeof(*deps));
+    cairn_node *nodes = calloc(2 * (size_t)row, sizeof(*nodes));
     test_random random = test_random_seeded(3);
     cairn_problem *problem;
-    assert_non_null(nodes);
-    for (int32_t v = 0; v < 2 * ROW; v++) {
-        int32_t forward = v < ROW ? v : 2 * ROW - 1 - v;
-        deps[v][0] = v < ROW ? v - 6 : forward - 1;
+    assert_true(deps && nodes);
+    for (int32_t v = 0; v < 2 * row; v++) {
+        int32_t forward = v < row ? v : 2 * row - 1 - v;
+        deps[v][0] = v < row ? v - skip : forward - 1;
         deps[v][1] = v - 1;
-        int32_t first = v < ROW ? v % 7 != 6 : forward == 0;
+        int32_t first = v < row ? v < skip || v % every != every - 1 : forward == 0;
         nodes[v] = (cairn_node){.cost_ns = test_random_between(&random, 1, 100),
                                 .bytes = test_random_between(&random, 1, 1000),
                                 .deps = deps[v] + first,
                                 .dep_count = v == 0 ? 0 : 2 - first,
                                 .alias_of = -1};
     }
-    const cairn_graph graph = {2 * ROW, nodes, ROW};
+    const cairn_graph graph = {2 * row, nodes, row};
     assert_int_equal(cairn_problem_new_graph(NULL, &graph, NULL, &problem, NULL), CAIRN_OK);
     free(nodes);
+    free(deps);
     return problem;
 }
 
@@ -241,7 +240,7 @@ static cairn_problem *large_training_graph(void)
 static void brackets_of_large_graphs_are_narrow(void **state)
 {
     (void)state;
-    cairn_problem *problem = large_training_graph();
+    cairn_problem *problem = large_training_graph(1000, 6, 7);
     cairn_limits found = limits(problem, "graph-search");
     assert_true(found.least_bytes <= found.least_lower_bytes / 10 * 12);
     assert_true(found.store_all_bytes > 100 * found.least_bytes);
@@ -252,6 +251,16 @@ static void brackets_of_large_graphs_are_narrow(void **state)
     assert_true(info.peak_bytes <= found.least_bytes);
     cairn_schedule_free(schedule);
     cairn_info_clear(&info);
+    cairn_problem_free(problem);
+}
+
+/* Cuts that a skip crosses are dear, those before and after it are not. */
+static void long_skips_widen_no_bracket(void **state)
+{
+    (void)state;
+    cairn_problem *problem = large_training_graph(TEST_ROUNDS(50000), 500, 1000);
+    cairn_limits found = limits(problem, "graph-search");
+    assert_true(found.least_bytes <= found.least_lower_bytes / 10 * 14);
     cairn_problem_free(problem);
 }
 
@@ -320,7 +329,7 @@ int main(void)
         cmocka_unit_test(what_must_wait_is_counted),        cmocka_unit_test(large_sizes_do_not_overflow),
         cmocka_unit_test(long_times_do_not_overflow),       cmocka_unit_test(chains_of_aliases_are_short),
         cmocka_unit_test(every_allocation_may_fail),        cmocka_unit_test(brackets_of_large_graphs_are_narrow),
-        cmocka_unit_test(a_long_row_takes_no_square),
+        cmocka_unit_test(a_long_row_takes_no_square),       cmocka_unit_test(long_skips_widen_no_bracket),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

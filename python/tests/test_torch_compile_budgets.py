@@ -6,8 +6,9 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base import _compat
-from cairn.torch.compiled import fused_costs, joint_graph
+from cairn.torch.compiled import backend, fused_costs, joint_graph
 from cairn.torch.compiled.captured import Captured
+from cairn.torch.compiled.request import Request
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -112,3 +113,29 @@ def test_costs_of_fused_kernels_make_no_constants_of_symbolic_sizes():
     for rows in (128, 96):
         squared(step(torch.randn(rows, 32))).backward()
     assert len(found) == 1
+
+
+@pytest.mark.parametrize("least_fits", [True, False])
+def test_plan_of_least_memory_is_the_last_that_is_tried(monkeypatch, least_fits):
+    model, x = tanh_and_dropout(), torch.randn(64, 32)
+    [plain] = ct.report(compiled_with(model, x, "1GiB", kernels="eager")).plans
+    budget, tried = (plain.least_budget_bytes + 3 * plain.plain_peak_bytes) // 4, []
+
+    def measured(compiled, inputs, planner, budget_bytes):
+        tried.append(planner.request.least)
+        fits = planner.request.least and least_fits
+        return budget_bytes if fits else budget_bytes + 1
+
+    monkeypatch.setattr(backend, "_measured", measured)
+    torch._dynamo.reset()
+    made = backend.Backend(Request(budget=ct.Budget(budget, reserve=0), kernels="eager", time_limit="300ms"))
+    step = torch.compile(model, backend=made, fullgraph=True)
+    if least_fits:
+        squared(step(x)).backward()
+        [plan] = made.plans
+        assert plan.recomputed
+    else:
+        with pytest.raises(ct.InfeasibleBudget) as caught:
+            step(x)
+        assert caught.value.least_bytes > budget
+    assert tried == [False] * backend.MAX_PLANS + [True]

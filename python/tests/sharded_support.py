@@ -6,6 +6,7 @@ import datetime
 import faulthandler
 import multiprocessing
 import os
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -129,7 +130,8 @@ def planned(shard: Callable[[Net], Net], **options: Any) -> list[str]:
     assert not plan.is_plain
     everyone: list[Any] = [None] * RANKS
     distributed.all_gather_object(everyone, plan.to_json())
-    with ct.apply(model, ct.Plan.from_json(everyone[0])):  # ranks must run the same plan
+    with ct.apply(model, ct.Plan.from_json(everyone[0])), warnings.catch_warnings():  # ranks must run the same plan
+        warnings.filterwarnings("error", message="the parameters of the planned")  # they have not grown
         for _ in range(2):
             for each in (model, plain):
                 each(x).sum().backward()

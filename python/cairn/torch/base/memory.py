@@ -100,9 +100,14 @@ def unique_bytes(tensors: Iterable[torch.Tensor], without: Iterable[int] = ()) -
     return sum(size for key, size in storages(tensors).items() if key not in left_out)
 
 
+def whole_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of new tensors of the same shapes, those of a sharded tensor as a whole."""
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
 def dense_bytes(tensors: Iterable[torch.Tensor]) -> int:
     """Bytes of new tensors of the same shapes on this rank."""
-    return sum(t.numel() * t.element_size() for t in map(of_this_rank, tensors))
+    return whole_bytes(map(of_this_rank, tensors))
 
 
 def give_back() -> None:

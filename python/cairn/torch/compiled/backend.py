@@ -239,13 +239,8 @@ class _MeasuredGraph:
         planner, compiled, correction = self._planner, self._compiled, 0
         fitting: tuple[CompiledPlan, Callable[..., Any]] | None = None
         for attempt in range(MAX_PLANS + 1):
-            is_last = attempt == MAX_PLANS
-            if is_last and (fitting is not None or planner.request.plan is not None):
-                break
             if attempt:
-                planner, compiled = self._backend.plan_and_compile(
-                    self._captured, inputs, planner.device, correction, least=is_last
-                )
+                planner, compiled = self._planned_again(inputs, correction, least=attempt == MAX_PLANS)
             assert planner.plan is not None
             peak_bytes = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
             plan = dataclasses.replace(planner.plan, measured_peak_bytes=peak_bytes)
@@ -254,18 +249,31 @@ class _MeasuredGraph:
                 raise refusal
             if peak_bytes <= plan.budget_bytes:
                 fitting = plan, compiled
-                if not _overpredicts(planner, plan, peak_bytes):
+                is_last_resort = attempt > 0 and planner.request.least
+                if is_last_resort or not _overpredicts(planner, plan, peak_bytes):
                     break
-            elif fitting is not None:
+            elif planner.request.plan is not None:
+                raise BudgetExceeded(
+                    f"the compiled step took {format_bytes(peak_bytes)}, and its plan has a budget of "
+                    f"{format_bytes(plan.budget_bytes)}: compile with a budget again"
+                )
+            if fitting is not None and (attempt + 1 >= MAX_PLANS or peak_bytes > plan.budget_bytes):
                 break
             correction += peak_bytes - planner.predicted_bytes  # negative: the prediction was too high
-        if fitting is not None:
-            self._use(*fitting, inputs)
-            return
-        raise BudgetExceeded(
-            f"the compiled step took {format_bytes(peak_bytes)}, over its budget of {format_bytes(plan.budget_bytes)}, "
-            f"also after {MAX_PLANS} plans: leave room for what its prediction misses, by cairn.Budget(reserve=)"
-        )
+        assert fitting is not None  # the plan of least memory fits, or is refused
+        self._use(*fitting, inputs)
+
+    def _planned_again(
+        self, inputs: Sequence[Any], correction: int, *, least: bool
+    ) -> tuple[Planner, Callable[..., Any]]:
+        """Another plan. Where the corrected prediction of each is over the budget, that of least memory."""
+        arguments = self._captured, inputs, self._planner.device
+        try:
+            return self._backend.plan_and_compile(*arguments, correction, least=least)
+        except InfeasibleBudget:
+            if least:
+                raise
+            return self._backend.plan_and_compile(*arguments, correction, least=True)
 
     def _use(self, plan: CompiledPlan, compiled: Callable[..., Any], inputs: Sequence[Any]) -> None:
         """Make a plan and its code final."""

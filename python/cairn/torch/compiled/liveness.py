@@ -69,7 +69,7 @@ class Liveness:
     def __init__(self, joint: JointGraph, costs: Costs, forward: fx.Graph, backward: fx.Graph) -> None:
         returned = returned_by(forward)
         self._forward = _Phase(joint, costs, forward, "forward", returned)
-        self._backward = _Phase(joint, costs, backward, "backward", [*returned_by(backward), *_held_tangents(backward)])
+        self._backward = _Phase(joint, costs, backward, "backward", returned_by(backward), _held_tangents(backward))
         self._saved = {node.name for node in backward.nodes if node.op == "placeholder"}
         self._outputs = returned[: len(joint.outputs)]
         self._kept = [node for node in returned if isinstance(node, fx.Node) and node.name in self._saved]
@@ -157,7 +157,13 @@ class _Phase:
     """
 
     def __init__(
-        self, joint: JointGraph, costs: Costs, graph: fx.Graph, name: str, returned: Sequence[fx.Node | None]
+        self,
+        joint: JointGraph,
+        costs: Costs,
+        graph: fx.Graph,
+        name: str,
+        returned: Sequence[fx.Node | None],
+        held: Sequence[fx.Node] = (),
     ) -> None:
         self._joint, self._costs, self._graph, self._name = joint, costs, graph, name
         self._nodes = list(graph.nodes)
@@ -165,7 +171,8 @@ class _Phase:
         self._size: dict[fx.Node, int] = {}  # bytes by root
         for node in self._nodes:
             self._add_storage(node)
-        self._returned = {self._root[node] for node in returned if node is not None and node in self._root}
+        self._held = {self._root[node] for node in held if node in self._root}  # by the caller, until the graph ends
+        self._returned = {self._root[node] for node in returned if node is not None and node in self._root} | self._held
         self._in_registers = self._find_registers() if costs.fused else set()
         self._memory_read_for = self._find_memory_reads()
 
@@ -207,6 +214,7 @@ class _Phase:
         root_of_input = {node.name: self._root[node].name for node in self._nodes
                          if node.op == "placeholder" and node in self._root}  # fmt: skip
         inputs_left = collections.Counter(root_of_input.values())  # how many inputs show each storage
+        inputs_left.update(root.name for root in self._held)
         live = {name: self._size[nodes[name]] for name in inputs_left}
         producer: dict[str, str] = {}
         level = other_bytes + sum(live.values())

@@ -134,7 +134,8 @@ class ShapePlans:
         self._lock = threading.RLock()
         self._watch: Watcher | None = None
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        self._parameter_bytes = memory.dense_bytes(model.parameters())
+        #: Sharded parameters as wholes: those of the root are gathered when a step begins.
+        self._parameter_bytes = memory.whole_bytes(model.parameters())
         self.current = first
         self._has_begun = False  # a step under one of the plans
 
@@ -176,7 +177,7 @@ class ShapePlans:
     def _warn_of_growth(self) -> None:
         """Warns if the parameters have come to take more than they did."""
         model = self._model()
-        now = 0 if model is None else memory.dense_bytes(model.parameters())
+        now = 0 if model is None else memory.whole_bytes(model.parameters())
         if now > self._parameter_bytes:
             warn(
                 f"the parameters of the planned {type(model).__name__} take {format_bytes(now)}, and "

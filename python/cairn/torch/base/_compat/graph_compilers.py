@@ -224,13 +224,20 @@ def _reusing_at_once() -> contextlib.AbstractContextManager[Any]:
     By default a buffer without readers stays allocated until a later kernel reuses its memory, where inductor estimates
     that this does not raise the peak. Its estimate does not know what else is in memory during the step.
     """
-    from torch._inductor.codegen.wrapper import AllocateLine
+    from torch._inductor.codegen import wrapper
+
+    lines, name = getattr(wrapper, "AllocateLine", None), "should_reuse_buffer"
+    by_estimate = getattr(lines, name, None)
+    if by_estimate is None:
+        return contextlib.nullcontext()
 
     def is_next(line: Any, free_line: Any, size: int) -> bool:
-        return bool(free_line.scheduler_node_index + 1 == line.scheduler_node_index)
+        try:
+            return bool(free_line.scheduler_node_index + 1 == line.scheduler_node_index)
+        except AttributeError:
+            return bool(by_estimate(line, free_line, size))
 
-    name = "should_reuse_buffer"
-    return mock.patch.object(AllocateLine, name, is_next) if hasattr(AllocateLine, name) else contextlib.nullcontext()
+    return mock.patch.object(lines, name, is_next)
 
 
 def _fusing_neighbours() -> Any:

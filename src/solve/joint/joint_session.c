@@ -10,14 +10,36 @@ void crn_joint_close(const crn_task *task, void *session)
     crn_free(&allocator, session, 1, sizeof(crn_joint));
 }
 
-/* A schedule that is known makes the search for the least needless: lists are asked for from its peak on. */
-static cairn_status lower_to_known(const crn_task *task, crn_joint *s, cairn_error *error)
+/* Looks for the least, once. */
+static cairn_status find_least(const crn_task *task, crn_joint *s, cairn_error *error)
+{
+    const crn_task part = crn_task_part(task, LEAST_SHARE);
+    const crn_joint_lower lower = s->lower;
+    if (!lower)
+        return CAIRN_OK;
+    s->lower = NULL;
+    cairn_status status = lower(&part, s, error);
+    s->is_rough = s->is_rough || status != CAIRN_OK || crn_should_stop(&part, NULL);
+    return status;
+}
+
+/*
+ * What one call of solve starts from. A schedule that is known makes the search for the least needless: lists are
+ * asked for from its peak on. That holds for this budget alone.
+ */
+static cairn_status view_for(const crn_task *task, crn_joint *s, crn_joint *view, cairn_error *error)
 {
     cairn_replay replay;
+    if (!task->known) {
+        CRN_TRY(find_least(task, s, error));
+        *view = *s;
+        return CAIRN_OK;
+    }
     CRN_TRY(
         crn_replay(task, cairn_builder_ops(task->known), cairn_builder_count(task->known), CAIRN_NONE, &replay, error));
-    s->least_bytes = s->lists_bytes = replay.peak_bytes;
-    s->is_rough = true;
+    *view = *s;
+    view->least_bytes = view->lists_bytes = replay.peak_bytes;
+    view->is_rough = true;
     return CAIRN_OK;
 }
 
@@ -32,26 +54,21 @@ cairn_status crn_joint_offer_known(crn_joint_search *search, cairn_error *error)
 
 cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **session, cairn_error *error)
 {
-    const crn_task part = crn_task_part(task, LEAST_SHARE);
     cairn_allocator allocator = crn_allocator(task->env);
     crn_joint *s = crn_alloc_zero(&allocator, 1, sizeof(*s));
     *session = s;
     if (!s)
         return crn_no_memory(error);
+    s->lower = lower;
     s->least_bytes = s->lists_bytes = INT64_MAX;
     CRN_TRY(crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error));
-    if (task->known)
-        return lower_to_known(task, s, error);
-    cairn_status status = lower(&part, s, error);
-    s->is_rough = s->is_rough || crn_should_stop(&part, NULL);
-    return status;
+    return task->known ? CAIRN_OK : find_least(task, s, error);
 }
 
 cairn_status crn_joint_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
 {
-    const crn_joint *s = session;
-    (void)task;
-    (void)error;
+    crn_joint *s = session;
+    CRN_TRY(find_least(task, s, error));
     least->bytes = s->least_bytes == INT64_MAX ? CAIRN_NONE : s->least_bytes;
     least->is_rough = s->is_rough;
     return CAIRN_OK;
@@ -66,15 +83,17 @@ int64_t crn_joint_rounds(const crn_task *task, int64_t usual)
     return crn_max(16, usual);
 }
 
-cairn_status crn_joint_solve(const crn_task *task, const crn_joint *s, int64_t budget_bytes, crn_joint_fill fill,
+cairn_status crn_joint_solve(const crn_task *task, crn_joint *s, int64_t budget_bytes, crn_joint_fill fill,
                              crn_answer *answer, cairn_error *error)
 {
     crn_joint_search search;
-    if (budget_bytes != CAIRN_NONE && budget_bytes < s->least_bytes && !s->is_rough)
+    crn_joint view;
+    CRN_TRY(view_for(task, s, &view, error));
+    if (budget_bytes != CAIRN_NONE && budget_bytes < view.least_bytes && !view.is_rough)
         return CAIRN_OK;
     cairn_status status = crn_joint_begin(&search, task, budget_bytes, error);
     if (status == CAIRN_OK)
-        status = fill(s, &search, budget_bytes, answer, error);
+        status = fill(&view, &search, budget_bytes, answer, error);
     answer->stopped_early |= crn_should_stop(task, NULL);
     if (status == CAIRN_OK)
         status = crn_joint_answer(&search, answer, error);

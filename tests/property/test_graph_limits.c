@@ -311,6 +311,25 @@ static void a_long_row_takes_no_square(void **state)
     free(nodes);
 }
 
+/* The bound's programs alone may take more: they are left out, and the search answers. */
+static void a_search_needs_no_room_for_programs(void **state)
+{
+    enum { NODES = 2000, ROOM = 11200000 };
+    test_random random = test_random_seeded(7);
+    const test_graph_shape shape = {
+        .nodes_min = NODES, .nodes_max = NODES, .deps_max = 2, .bytes_max = 1000, .positive = true, .training = true};
+    cairn_problem *problem = test_random_graph(&random, &shape);
+    cairn_limits ends = limits(problem, "store-all");
+    (void)state;
+    cairn_options *options =
+        test_options("graph-search", (ends.least_lower_bytes + ends.store_all_bytes) / 2, "threads=1 iterations=0");
+    assert_int_equal(cairn_options_set_int(options, "memory-limit", ROOM, NULL), CAIRN_OK);
+    cairn_info info = test_solve(problem, options, NULL);
+    assert_int_equal(info.outcome, CAIRN_OUTCOME_FEASIBLE);
+    assert_true(info.solver_peak_bytes <= ROOM);
+    cairn_problem_free(problem);
+}
+
 static void every_allocation_may_fail(void **state)
 {
     test_random random = test_random_seeded(2);
@@ -324,12 +343,19 @@ static void every_allocation_may_fail(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(brackets_hold_the_truth),          cmocka_unit_test(brackets_hold_the_truth_of_longer_graphs),
-        cmocka_unit_test(nothing_is_found_below_the_least), cmocka_unit_test(a_link_changes_no_walk),
-        cmocka_unit_test(what_must_wait_is_counted),        cmocka_unit_test(large_sizes_do_not_overflow),
-        cmocka_unit_test(long_times_do_not_overflow),       cmocka_unit_test(chains_of_aliases_are_short),
-        cmocka_unit_test(every_allocation_may_fail),        cmocka_unit_test(brackets_of_large_graphs_are_narrow),
-        cmocka_unit_test(a_long_row_takes_no_square),       cmocka_unit_test(long_skips_widen_no_bracket),
+        cmocka_unit_test(brackets_hold_the_truth),
+        cmocka_unit_test(brackets_hold_the_truth_of_longer_graphs),
+        cmocka_unit_test(nothing_is_found_below_the_least),
+        cmocka_unit_test(a_link_changes_no_walk),
+        cmocka_unit_test(what_must_wait_is_counted),
+        cmocka_unit_test(large_sizes_do_not_overflow),
+        cmocka_unit_test(long_times_do_not_overflow),
+        cmocka_unit_test(chains_of_aliases_are_short),
+        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(brackets_of_large_graphs_are_narrow),
+        cmocka_unit_test(a_long_row_takes_no_square),
+        cmocka_unit_test(long_skips_widen_no_bracket),
+        cmocka_unit_test(a_search_needs_no_room_for_programs),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -61,12 +61,6 @@ bool crn_box_program_new(crn_arena *arena, int32_t entry_max, int64_t total_cost
     return fits;
 }
 
-int64_t crn_box_program_bytes(int32_t entry_max)
-{
-    int64_t entries = crn_min(entry_max, ENTRIES_MAX);
-    return entries * 24 + (entries / ENTRIES_OF_ROW + 1) * 56 + (entries / ENTRIES_OF_COLUMN + 2) * 68;
-}
-
 void crn_box_begin(crn_box_program *p)
 {
     p->row_count = p->column_count = p->entry_count = 0;

@@ -40,8 +40,6 @@ typedef struct crn_box_program {
 
 /** Room for so many entries, in an arena, for problems whose costs sum to total_cost. False when memory fails. */
 bool crn_box_program_new(crn_arena *arena, int32_t entry_max, int64_t total_cost, crn_box_program *p);
-/** The memory of that. */
-int64_t crn_box_program_bytes(int32_t entry_max);
 
 void crn_box_begin(crn_box_program *p);
 /** Adds a column and returns it. */

@@ -206,14 +206,6 @@ static int32_t entries_of(int64_t size)
     return (int32_t)crn_min(ENTRIES_MAX, crn_mul_saturating(size, ENTRIES_OF_SIZE));
 }
 
-int64_t crn_moments_memory(int64_t node_count, int64_t edge_count)
-{
-    if (node_count > NODES_MAX)
-        return 0;
-    return crn_box_program_bytes(entries_of(size_of(node_count, edge_count))) +
-           node_count * (2 * CRN_MOMENTS_MAX + 4) * (int64_t)sizeof(int32_t);
-}
-
 static void search(moment_search *s, int64_t known_ns)
 {
     const crn_task *task = s->limit.task;

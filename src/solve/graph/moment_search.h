@@ -19,7 +19,4 @@
 cairn_status crn_moments_raise(const crn_task *task, const crn_graph_bounder *bounder, int64_t *again_ns,
                                cairn_error *error);
 
-/** The memory that it takes, at most. */
-int64_t crn_moments_memory(int64_t node_count, int64_t edge_count);
-
 #endif

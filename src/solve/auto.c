@@ -311,7 +311,8 @@ static int64_t begin_of_last(const crn_task *task, const crn_candidate *last)
 static crn_task part_for(search *s, const crn_auto *session, int i)
 {
     const crn_solver *solver = session->candidates[i].solver;
-    bool waits = session->candidates[session->count - 1].turn == TURN_LAST;
+    const crn_candidate *last = &session->candidates[session->count - 1];
+    bool waits = last->turn == TURN_LAST && !last->is_asked && fits_memory(s->task, last);
     crn_task part = *s->task;
     if (session->candidates[i].turn == TURN_LAST)
         part.known = s->best->found ? s->best->builder : NULL;
@@ -323,7 +324,7 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
         return crn_baseline_part(s->task, solver, s->pool_end_ns, crn_max(1, baselines_left(session, i)));
     }
     if (waits && s->half_end_ns == CAIRN_NONE)
-        s->half_end_ns = begin_of_last(s->task, &session->candidates[session->count - 1]);
+        s->half_end_ns = begin_of_last(s->task, last);
     part.deadline_ns = waits ? s->half_end_ns : part.deadline_ns;
     return part;
 }

@@ -24,6 +24,13 @@ if(CAIRN_WERROR)
   target_compile_options(cairn_warnings INTERFACE -Werror)
 endif()
 
+# Answers are the same on every machine: no a * b + c in one rounding, which clang makes by default where it can.
+include(CheckCCompilerFlag)
+check_c_compiler_flag(-ffp-contract=off CAIRN_HAS_FP_CONTRACT)
+if(CAIRN_HAS_FP_CONTRACT)
+  add_compile_options(-ffp-contract=off)
+endif()
+
 if(CAIRN_SANITIZE)
   add_compile_options(-fsanitize=${CAIRN_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
   add_link_options(-fsanitize=${CAIRN_SANITIZE})

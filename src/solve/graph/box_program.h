@@ -8,8 +8,9 @@
  *     sum over columns of  min(0, c + y A)  -  y b
  *
  * is a lower bound. Good prices are found by the primal-dual hybrid gradient method (Chambolle and Pock 2011) with steps
- * from row and column sums (Pock and Chambolle 2011) and restarts at averages (Applegate et al. 2021), in floating point: +, -, * and /
- * in a fixed order, so that they are the same everywhere. What they prove is computed in integers. Any prices prove
+ * from row and column sums (Pock and Chambolle 2011) and restarts at averages (Applegate et al. 2021), in floating point: +, -, *, /
+ * and sqrt in a fixed order, each rounded by itself (the build forbids contraction to fused operations), so that they are the
+ * same everywhere. What they prove is computed in integers. Any prices prove
  * something, so it may stop at any time.
  *
  * Entries are 1 or -1, but for rows of sizes: sum of bytes of columns <= capacity.

@@ -384,6 +384,7 @@ int64_t crn_box_bound(crn_box_program *p, crn_box_limit *limit)
     memset(p->y, 0, (size_t)rows * sizeof(double));
     memset(p->y_best, 0, (size_t)rows * sizeof(double));
     memset(p->x, 0, (size_t)p->column_count * sizeof(double));
+    memset(p->x_sum, 0, (size_t)p->column_count * sizeof(double)); /* read by covers, also after no iteration at all */
     double near = hope_of_covers * ldexp((double)limit->enough, p->shift) / p->total;
     for (int round = 0; find_prices(p, limit, &best) && best >= near && round < limit->rounds; round++)
         if (!add_covers(p, rows))

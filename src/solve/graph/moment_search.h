@@ -14,7 +14,7 @@
 /**
  * Raises *again_ns, what every schedule spends on recomputation, by programs over several moments, among those whose
  * windows to the end the bounder has found to be worth something. Bounded by work; when the task stops, what was found
- * by then holds. Where memory fails it says nothing.
+ * by then holds. Errors: NO_MEMORY, with *again_ns as it was; under a memory limit the bound goes without it.
  */
 cairn_status crn_moments_raise(const crn_task *task, const crn_graph_bounder *bounder, int64_t *again_ns,
                                cairn_error *error);

@@ -215,9 +215,12 @@ static void search(moment_search *s, int64_t known_ns)
     s->limit.task = &most;
     try_parts(s);
     improve(s);
-    if ((double)s->best_ns < near * (double)known_ns)
+    bool is_near = (double)s->best_ns >= near * (double)known_ns;
+    if (is_near)
+        wander(s);
+    s->limit.task = task;
+    if (!is_near)
         return;
-    wander(s);
     s->limit = (crn_box_limit){
         .task = task, .iterations = LAST_ITERATIONS, .rounds = LAST_ROUNDS, .work = crn_max(0, s->limit.work) + last};
     s->best_ns = crn_max(s->best_ns, crn_moment_bound(&s->program, s->best.at, s->best.count, &s->limit));

@@ -1,5 +1,7 @@
 /*
- * auto is never worse than any solver that it may ask, at the same time limit.
+ * auto is no worse than any solver that it may ask, at the same time limit, by more than half a percent. That much is left
+ * where two solvers both need all of the time (docs/explanation/solvers/auto.md); asked in another order, auto was 6 to 8 %
+ * worse.
  *
  * The clock of the library is the processor's time of this process, so that neighbours take none of it. What is left of
  * chance is met by asking again: auto counts as worse where it is so every time. CAIRN_TEST_LIMITS=wide asks at
@@ -85,6 +87,12 @@ static bool is_asked(const cairn_solver_info *info)
            strcmp(info->name, "graph-lp-round") != 0 && !info->minimizes_memory;
 }
 
+/* Whether a makespan is over another by more than what the clock decides. */
+static bool is_over(int64_t own_ns, int64_t ns)
+{
+    return own_ns == CAIRN_NONE || own_ns - ns > ns / 200;
+}
+
 /* Whether auto is worse than another each time, of which the first has been asked already. */
 static bool is_worse(const cairn_problem *problem, int64_t budget_bytes, const char *solver, const char *limit,
                      int64_t own_ns)
@@ -93,7 +101,7 @@ static bool is_worse(const cairn_problem *problem, int64_t budget_bytes, const c
     for (int i = 0; i < TIMES; i++) {
         own_ns = i == 0 ? own_ns : makespan(problem, budget_bytes, "auto", limit);
         ns = makespan(problem, budget_bytes, solver, limit);
-        if (!compares || ns == CAIRN_NONE || (own_ns != CAIRN_NONE && own_ns <= ns))
+        if (!compares || ns == CAIRN_NONE || !is_over(own_ns, ns))
             return false;
     }
     print_error("within %s auto has %lld ns, %s %lld ns\n", limit, (long long)own_ns, solver, (long long)ns);

@@ -195,10 +195,10 @@ static void cut_by_length(attempt *a, int32_t length)
     a->length = length;
 }
 
-/* So many numbers of segments to run again are tried of one length. */
+/* So many numbers of segments to run again are tried of one length, which is at least 1. */
 static int32_t tries_of(int32_t n, int32_t length)
 {
-    int32_t others = (n - 1) / length, most = n <= CUTS_ALL ? KEPT_MAX : KEPT_MAX * CUTS_ALL / n;
+    int32_t others = (n - 1) / (int32_t)crn_max(length, 1), most = n <= CUTS_ALL ? KEPT_MAX : KEPT_MAX * CUTS_ALL / n;
     return (int32_t)crn_max(1, crn_min(others, crn_max(most, KEPT_LEAST)));
 }
 

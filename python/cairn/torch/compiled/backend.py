@@ -105,7 +105,8 @@ class Backend:
         """Plan a graph and compile it.
 
         The memory of fused kernels is only known once they have run. So with inductor's kernels, a budget that no plan
-        is predicted to fit gets the plan of least memory. Its measurement then decides.
+        is predicted to fit gets the plan of least memory. Its measurement then decides. The same holds for any kernels
+        once a step was measured and corrects the prediction.
 
         Parameters
         ----------
@@ -130,7 +131,8 @@ class Backend:
         try:
             return planner, captured.compiled(inputs, request.kernels, planner)
         except InfeasibleBudget as error:
-            if request.kernels == "eager" or not _fits_on_device(error, resident, device):
+            was_measured = correction_bytes != 0
+            if not was_measured and (request.kernels == "eager" or not _fits_on_device(error, resident, device)):
                 raise
         planner = Planner(dataclasses.replace(request, least=True), device, resident, captured.read)
         return planner, captured.compiled(inputs, request.kernels, planner)
@@ -240,7 +242,9 @@ class _MeasuredGraph:
         fitting: tuple[CompiledPlan, Callable[..., Any]] | None = None
         for attempt in range(MAX_PLANS + 1):
             if attempt:
-                planner, compiled = self._planned_again(inputs, correction, least=attempt == MAX_PLANS)
+                planner, compiled = self._backend.plan_and_compile(
+                    self._captured, inputs, planner.device, correction, least=attempt == MAX_PLANS
+                )
             assert planner.plan is not None
             peak_bytes = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
             plan = dataclasses.replace(planner.plan, measured_peak_bytes=peak_bytes)
@@ -262,18 +266,6 @@ class _MeasuredGraph:
             correction += peak_bytes - planner.predicted_bytes  # negative: the prediction was too high
         assert fitting is not None  # the plan of least memory fits, or is refused
         self._use(*fitting, inputs)
-
-    def _planned_again(
-        self, inputs: Sequence[Any], correction: int, *, least: bool
-    ) -> tuple[Planner, Callable[..., Any]]:
-        """Another plan. Where the corrected prediction of each is over the budget, that of least memory."""
-        arguments = self._captured, inputs, self._planner.device
-        try:
-            return self._backend.plan_and_compile(*arguments, correction, least=least)
-        except InfeasibleBudget:
-            if least:
-                raise
-            return self._backend.plan_and_compile(*arguments, correction, least=True)
 
     def _use(self, plan: CompiledPlan, compiled: Callable[..., Any], inputs: Sequence[Any]) -> None:
         """Make a plan and its code final."""

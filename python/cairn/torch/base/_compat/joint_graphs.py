@@ -7,6 +7,7 @@ cuts a joint graph is called here, rather than written again.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import operator
 from collections.abc import Callable, Sequence
@@ -68,6 +69,7 @@ def written_inputs(graph: fx.Graph) -> list[fx.Node]:
     return [node for node in graph.find_nodes(op="placeholder") if node.meta.get("desc") in written]
 
 
+@functools.cache
 def backward_holds_tangents() -> bool:
     """Whether AOTAutograd's function holds the gradients that the backward receives until it ends, as in torch 2.9.
 

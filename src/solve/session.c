@@ -227,6 +227,7 @@ static void merge_least(crn_least *general, const crn_least *own)
     if (own->is_exact)
         lower = own->bytes;
     general->is_exact = own->bytes != CAIRN_NONE && own->bytes == lower;
+    general->is_rough = own->is_rough && !general->is_exact;
     general->bytes = own->bytes;
     general->lower_bytes = lower;
 }

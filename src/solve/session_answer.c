@@ -156,9 +156,10 @@ static bool is_beyond_counting(const cairn_info *info)
     return info->least_bytes != CAIRN_NONE && crn_limit_of(info->budget_bytes) >= info->least_bytes;
 }
 
-static cairn_outcome outcome_of_nothing(const crn_answer *answer, const cairn_info *info)
+/* Where the search for the least was cut short, less memory may do than is known. */
+static cairn_outcome outcome_of_nothing(const crn_session *session, const crn_answer *answer, const cairn_info *info)
 {
-    bool is_open = answer->stopped_early || answer->cut_short || is_beyond_counting(info);
+    bool is_open = answer->stopped_early || answer->cut_short || session->least.is_rough || is_beyond_counting(info);
     return is_open && !is_refuted(info) ? CAIRN_OUTCOME_UNKNOWN : CAIRN_OUTCOME_INFEASIBLE;
 }
 
@@ -166,7 +167,7 @@ static void fill_outcome(const crn_session *session, const crn_answer *answer, c
 {
     const crn_solver *solver = crn_solver_find(info->solver);
     if (!answer->found)
-        info->outcome = outcome_of_nothing(answer, info);
+        info->outcome = outcome_of_nothing(session, answer, info);
     else if (info->lower_bound_ns == info->makespan_ns && !session->settings.minimize_memory)
         info->outcome = CAIRN_OUTCOME_OPTIMAL;
     else
@@ -182,7 +183,7 @@ static void fill_reason(const crn_answer *answer, cairn_info *info)
         memcpy(info->reason, answer->reason, sizeof(info->reason));
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && answer->stopped_early)
         snprintf(info->reason, sizeof(info->reason), "the time limit ended before a schedule was found");
-    else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && !answer->cut_short)
+    else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && !answer->cut_short && is_beyond_counting(info))
         snprintf(info->reason, sizeof(info->reason), "what fits takes longer than %s can count", info->solver);
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)
         snprintf(info->reason, sizeof(info->reason),

@@ -166,13 +166,40 @@ static void the_search_needs_no_more_than_online_walks(void **state)
     cairn_problem_free(problem);
 }
 
+/* Of one thread, within a limit of 100 ms; with a slow link to a large host. */
+static double seconds_within_a_tenth(const cairn_problem *problem, const char *solver, int64_t budget_bytes)
+{
+    cairn_options *options = test_options(
+        solver, budget_bytes, "threads=1 time-limit=100ms host-budget=1TB to-host=300MB/s to-device=300MB/s");
+    clock_t begun = clock();
+    cairn_info info = test_solve(problem, options, NULL);
+    assert_true(info.outcome != CAIRN_OUTCOME_INFEASIBLE);
+    cairn_info_clear(&info);
+    return (double)(clock() - begun) / CLOCKS_PER_SEC;
+}
+
+/* Each of the lists that the joint solver starts from has a bound, and a tight budget makes that dear. */
+static void a_short_limit_holds_with_a_link(void **state)
+{
+    static const char *const which[] = {"joint-graph", "graph-search", "auto"};
+    const double most = 0.25 * SECONDS_MAX;
+    cairn_problem *problem = network(500);
+    cairn_limits limits = test_limits(problem, test_options("store-all", -1, ""));
+    (void)state;
+    for (size_t i = 0; i < sizeof(which) / sizeof(which[0]); i++) {
+        double seconds = seconds_within_a_tenth(problem, which[i], limits.store_all_bytes / 30);
+        if (seconds > most)
+            fail_msg("%s took %.3f s of a limit of 0.1 s", which[i], seconds);
+    }
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_solver_hears_soon),
-        cmocka_unit_test(a_stopped_search_has_an_answer),
-        cmocka_unit_test(time_goes_to_the_search),
-        cmocka_unit_test(the_search_needs_no_more_than_online_walks),
+        cmocka_unit_test(every_solver_hears_soon),         cmocka_unit_test(a_stopped_search_has_an_answer),
+        cmocka_unit_test(time_goes_to_the_search),         cmocka_unit_test(the_search_needs_no_more_than_online_walks),
+        cmocka_unit_test(a_short_limit_holds_with_a_link),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -172,6 +172,42 @@ static void sessions_keep_no_task(void **state)
     }
 }
 
+static crn_least least_within(const cairn_problem *problem, const char *solver, const char *time_limit)
+{
+    cairn_options *options = options_of(solver, "none");
+    crn_session session;
+    assert_int_equal(cairn_options_set(options, "time-limit", time_limit, NULL), CAIRN_OK);
+    assert_int_equal(crn_session_begin(&session, NULL, problem, options, CAIRN_NONE, NULL), CAIRN_OK);
+    assert_int_equal(crn_session_least(&session, NULL), CAIRN_OK);
+    crn_least least = session.least;
+    crn_session_end(&session);
+    cairn_options_free(options);
+    return least;
+}
+
+/* A least for which there was no time is a rough one, unless it is proved. */
+static void a_least_that_was_cut_short_says_so(void **state)
+{
+    static const char *const solvers[] = {"graph-search", "graph-online", "auto"};
+    int rough = 0;
+    (void)state;
+    for (uint64_t seed = 0; seed < 6; seed++) {
+        test_random random = test_random_seeded(seed);
+        test_graph_shape shape = {.nodes_min = 60, .nodes_max = 60, .training = true};
+        cairn_problem *problem = test_random_graph(&random, &shape);
+        for (size_t i = 0; i < sizeof(solvers) / sizeof(solvers[0]); i++) {
+            crn_least cut = least_within(problem, solvers[i], "0ns"),
+                      whole = least_within(problem, solvers[i], "1000s");
+            assert_true(cut.is_rough || cut.bytes == whole.bytes);
+            assert_false(cut.is_rough && cut.is_exact);
+            assert_false(whole.is_rough);
+            rough += cut.is_rough;
+        }
+        cairn_problem_free(problem);
+    }
+    assert_true(rough > 0);
+}
+
 static void polling_waits_for_its_interval(void **state)
 {
     (void)state;
@@ -312,6 +348,7 @@ int main(void)
         cmocka_unit_test(cancelling_before_anything_is_found),
         cmocka_unit_test(no_time_at_all_does_to_store_everything),
         cmocka_unit_test(sessions_keep_no_task),
+        cmocka_unit_test(a_least_that_was_cut_short_says_so),
         cmocka_unit_test(polling_waits_for_its_interval),
         cmocka_unit_test(solvers_of_segments_say_when_they_are_stopped),
         cmocka_unit_test(an_answer_is_logged),

@@ -275,7 +275,10 @@ static cairn_status search_least(const crn_task *task, void *session, crn_least 
     CRN_TRY(crn_least_lower(task, &least->lower_bytes, error));
     least->bytes = s->smallest_peak_bytes;
     least->is_exact = least->bytes == least->lower_bytes;
-    return least->bytes == s->lower_bytes ? CAIRN_OK : crn_tiny_least(task, least, error);
+    if (!least->is_exact)
+        CRN_TRY(crn_tiny_least(task, least, error));
+    least->is_rough = !least->is_exact && crn_should_stop(task, NULL);
+    return CAIRN_OK;
 }
 
 /* Keeps the sequence among the best distinct starts. */

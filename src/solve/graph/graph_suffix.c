@@ -135,6 +135,8 @@ static void find_all(crn_branching *b, use_order *order, int64_t work_max, const
     list_uses(s, order, s->model->node_count);
     for (int32_t w = s->model->node_count - 1; w >= 0; w--) {
         b->work_max = left / (w + 1) * SHARES;
+        b->work = 0;
+        b->stopped = b->stopped || crn_should_stop(b->task, NULL); /* to list what may be held takes time, too */
         s->after[w] = b->stopped || left == 0 ? s->after[w + 1] : crn_branching_after(b, w);
         if (windows)
             s->after[w] = crn_max(s->after[w], after_by_windows(s, windows, w));

@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { POLL_EVERY = 256, WORK_OF_STEP = 16, FIRST_STEP = 256 };
+/* Whether to stop is asked after so much work: a step may go over all items for every use. */
+enum { POLL_WORK = 1 << 15, WORK_OF_STEP = 16, FIRST_STEP = 256 };
 
 enum { UNSEEN = -1, NO_ITEM = -2 };
 
@@ -96,10 +97,12 @@ static int32_t backtrack(crn_branching *b, int32_t depth)
     return -1;
 }
 
-static bool should_end(crn_branching *b, int64_t step)
+static bool should_end(crn_branching *b)
 {
-    if (step % POLL_EVERY == 0 && crn_should_stop(b->task, NULL))
-        b->stopped = true;
+    if (b->work >= b->poll_at) {
+        b->stopped = b->stopped || crn_should_stop(b->task, NULL);
+        b->poll_at = b->work + POLL_WORK;
+    }
     return b->stopped || b->work > b->work_max;
 }
 
@@ -112,7 +115,7 @@ static bool branch(crn_branching *b)
     int32_t depth = 0;
     bool is_new = true;
     int64_t bound = 0;
-    for (int64_t step = 1; depth >= 0; step++) {
+    while (depth >= 0) {
         if (is_new)
             bound = bound_of(b);
         bool is_leaf = bound >= b->best || b->open_bytes <= b->room;
@@ -122,7 +125,7 @@ static bool branch(crn_branching *b)
             is_new = true;
             continue;
         }
-        if (should_end(b, step)) {
+        if (should_end(b)) {
             while (depth > 0)
                 undo(b, --depth);
             return false;
@@ -240,7 +243,7 @@ int64_t crn_branching_after(crn_branching *b, int32_t w)
     b->node = w;
     b->item_count = 0;
     b->open_bytes = 0;
-    b->work = 0;
+    b->work = b->poll_at = 0;
     b->room = s->budget_bytes;
     if (!crn_sub(b->room, model->bytes[w], &b->room) || !crn_sub(b->room, model->extra[w], &b->room))
         return INT64_MAX;

@@ -30,6 +30,7 @@ typedef struct crn_branching {
     int64_t open_bytes;
     int64_t best;
     int64_t work, work_max;
+    int64_t poll_at; /* the work after which it asks whether to stop */
     bool stopped;
     /* storage -> its nodes */
     const int32_t *member_begin, *members;

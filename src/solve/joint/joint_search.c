@@ -384,7 +384,7 @@ cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t
         return CAIRN_OK;
     }
     cairn_status status = crn_solver_open(solver, task, &state, error);
-    for (int32_t i = 0; status == CAIRN_OK && i < count; i++)
+    for (int32_t i = 0; status == CAIRN_OK && i < count && (i == 0 || !crn_should_stop(task, NULL)); i++)
         status = ask_once(task, solver, state, budgets[i], take, context, cut_short, error);
     if (status == CAIRN_OK)
         status = ask_least(task, solver, state, least_bytes, cut_short, error);

@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from cairn.torch.base.stage_measure import OptionMeasure, StageMeasure
 from cairn.torch.base.stages import BLOCK, OUTSIDE, StageRef
 from cairn.torch.schedule import dependent_counts
-from cairn.torch.schedule.dependent_counts import Counted, Lingering, first_runs, lets_go, supposed_by
+from cairn.torch.schedule.dependent_counts import Assumptions, HeldInForward, assumptions_of, first_runs, releases_early
 from cairn.torch.schedule.executed import as_performed, excess_bytes, in_order_of_process
 from cairn.torch.schedule.program import FORWARDS
 from executor_support import Op, backward, drop, drop_input, keep, save
@@ -53,9 +53,9 @@ def stages(**changed: dict[str, Any]) -> list[StageMeasure]:
     ],
 )
 def test_what_goes_before_the_next_backward(ops: list[Op], gone: list[bool]) -> None:
-    assert [lets_go(ops, stage) for stage in (1, 2)] == gone
-    held = supposed_by(ops, stages(a={"also_held_bytes": 5}, b={"also_held_bytes": 5}))
-    assert held == Counted(apart=frozenset(n for n, is_gone in zip((1, 2), gone, strict=True) if is_gone))
+    assert [releases_early(ops, stage) for stage in (1, 2)] == gone
+    held = assumptions_of(ops, stages(a={"also_held_bytes": 5}, b={"also_held_bytes": 5}))
+    assert held == Assumptions(counted_twice=frozenset(n for n, is_gone in zip((1, 2), gone, strict=True) if is_gone))
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,11 @@ def test_outputs_that_stay_to_the_end_are_counted_with_stages_that_always_keep_t
 ) -> None:
     pinned = {"pinned_bytes": 5, "pinned_saved_bytes": 5}
     runs = collections.Counter(op[1] for op in ops if op[0] in FORWARDS)
-    unsaved = Counted(repeated=frozenset(stage for stage in (1, 2) if runs[stage] > 1), again=frozenset(again))
-    assert supposed_by(ops, stages(a=pinned, b=pinned)) == unsaved | Counted(frozenset(apart))
-    assert supposed_by(ops, stages(a={"pinned_bytes": 5}, b={"pinned_bytes": 5})) == unsaved
+    unsaved = Assumptions(
+        repeated=frozenset(stage for stage in (1, 2) if runs[stage] > 1), recomputed_unsaved=frozenset(again)
+    )
+    assert assumptions_of(ops, stages(a=pinned, b=pinned)) == unsaved | Assumptions(frozenset(apart))
+    assert assumptions_of(ops, stages(a={"pinned_bytes": 5}, b={"pinned_bytes": 5})) == unsaved
 
 
 @pytest.mark.parametrize(
@@ -92,9 +94,9 @@ def test_outputs_that_stay_to_the_end_are_counted_with_stages_that_always_keep_t
 def test_listed_outputs_stay_with_what_first_runs_leave(ops: list[Op], gone: bool, gone_unsaved: bool) -> None:
     """Of outputs that are listed, a stage that saves nothing of them leaves none in its own output."""
     of_a = frozenset({(1, "a")})
-    assert supposed_by(ops, stages(c={"listed": {"a": 10}})).let_go == (of_a if gone else frozenset())
+    assert assumptions_of(ops, stages(c={"listed": {"a": 10}})).released_early == (of_a if gone else frozenset())
     apart = stages(a={"left_bytes": 10}, c={"listed": {"a": 10}})
-    assert supposed_by(ops, apart).let_go == (of_a if gone_unsaved else frozenset())
+    assert assumptions_of(ops, apart).released_early == (of_a if gone_unsaved else frozenset())
 
 
 def copies(**changed: dict[str, Any]) -> list[StageMeasure]:
@@ -105,15 +107,15 @@ def copies(**changed: dict[str, Any]) -> list[StageMeasure]:
 
 def test_copies_go_with_the_first_runs_that_saved_them() -> None:
     of_a, of_b = (1, "w"), (2, "w")
-    assert supposed_by(KEPT, copies()).let_go == set()
-    assert supposed_by(AGAIN, copies()).let_go == {of_a, of_b}
-    assert supposed_by(EARLY, copies()).let_go == {of_a}
-    assert supposed_by(FROM_OUTPUT, copies()).let_go == {of_b}  # before its own backward
-    assert supposed_by(FROM_OUTPUT, copies(a={})).let_go == set()  # which tells where only one saves it
+    assert assumptions_of(KEPT, copies()).released_early == set()
+    assert assumptions_of(AGAIN, copies()).released_early == {of_a, of_b}
+    assert assumptions_of(EARLY, copies()).released_early == {of_a}
+    assert assumptions_of(FROM_OUTPUT, copies()).released_early == {of_b}  # before its own backward
+    assert assumptions_of(FROM_OUTPUT, copies(a={})).released_early == set()  # which tells where only one saves it
     part = OptionMeasure("dk", 0, 0, 0, 0, 0, 0, "")
     with_part = copies(a={"saved_copies": ["w", ""], "options": [part, part]})
-    assert supposed_by([("forward_save", 1, 1), *KEPT[1:]], with_part).let_go == {of_a}
-    assert supposed_by([("forward_save", 1), *KEPT[1:]], with_part).let_go == set()
+    assert assumptions_of([("forward_save", 1, 1), *KEPT[1:]], with_part).released_early == {of_a}
+    assert assumptions_of([("forward_save", 1), *KEPT[1:]], with_part).released_early == set()
 
 
 @pytest.mark.parametrize(
@@ -129,8 +131,8 @@ def test_copies_go_with_the_first_runs_that_saved_them() -> None:
 )
 def test_outputs_that_no_stage_saves_stay_where_the_next_one_runs_from_them(ops: list[Op], wanted: set[int]) -> None:
     passing = {"passing_bytes": 5}
-    assert supposed_by(ops, stages(a=passing, b=passing)) == Counted(wanted=frozenset(wanted))
-    assert supposed_by(ops, stages(b=passing)) == Counted(wanted=frozenset(wanted & {2}))
+    assert assumptions_of(ops, stages(a=passing, b=passing)) == Assumptions(read_by_recomputation=frozenset(wanted))
+    assert assumptions_of(ops, stages(b=passing)) == Assumptions(read_by_recomputation=frozenset(wanted & {2}))
 
 
 def test_schedules_matter_where_something_is_held() -> None:
@@ -146,47 +148,47 @@ def test_schedules_matter_where_something_is_held() -> None:
 
 
 def test_what_is_supposed_adds_up() -> None:
-    one = Counted(frozenset({1}), frozenset({2}), frozenset({3}), frozenset({(1, "w")}), frozenset({4}), 4)
-    other = Counted(frozenset({5}), frozenset({6}), frozenset({7}), frozenset({(2, "w")}), frozenset({8}), 9)
+    one = Assumptions(frozenset({1}), frozenset({2}), frozenset({3}), frozenset({(1, "w")}), frozenset({4}), 4)
+    other = Assumptions(frozenset({5}), frozenset({6}), frozenset({7}), frozenset({(2, "w")}), frozenset({8}), 9)
     gone = frozenset({(1, "w"), (2, "w")})
-    both = Counted(frozenset({1, 5}), frozenset({2, 6}), frozenset({3, 7}), gone, frozenset({4, 8}), 9)
+    both = Assumptions(frozenset({1, 5}), frozenset({2, 6}), frozenset({3, 7}), gone, frozenset({4, 8}), 9)
     assert one | other == other | one == both
-    assert one | dependent_counts.AS_PLAIN == one
+    assert one | dependent_counts.NO_ASSUMPTIONS == one
 
 
 # -- what is counted where -----------------------------------------------------------------------------------
 
 
-def added(found: list[StageMeasure], supposed: Counted, number: int) -> list[int]:
+def added(found: list[StageMeasure], supposed: Assumptions, number: int) -> list[int]:
     """What stage `number` counts beside its own: a run that saves nothing; saved bytes, and both workspaces."""
     described: dict[str, Any] = {
         "forward_only_workspace_bytes": 0,
         "options": [{"saved_bytes": 0, "forward_workspace_bytes": 0, "backward_workspace_bytes": 0}],
     }
-    Lingering(found, supposed).count(number, found[number - 1], described, supposed)
+    HeldInForward(found, supposed).count(number, found[number - 1], described, supposed)
     return [described["forward_only_workspace_bytes"], *described["options"][0].values()]
 
 
 def test_copies_are_counted_with_who_makes_and_who_keeps_them() -> None:
-    assert [added(copies(), Counted(), number) for number in (1, 2, 3)] == [
+    assert [added(copies(), Assumptions(), number) for number in (1, 2, 3)] == [
         [0, 0, 0, 0],
         [0, -8, 8, 8],  # the first has it already
         [4, 0, 4, 0],  # what nobody saves, and stays to the end of the region
     ]
-    early = Counted(early=frozenset({2}), late_bytes=5)
+    early = Assumptions(early=frozenset({2}), late_bytes=5)
     assert [added(copies(), early, number) for number in (2, 3)] == [[4, -8, 12, 8], [9, 0, 9, 5]]
-    gone = Counted(let_go=frozenset({(1, "w")}), early=frozenset({2}))
+    gone = Assumptions(released_early=frozenset({(1, "w")}), early=frozenset({2}))
     assert [added(copies(), gone, number) for number in (1, 2, 3)] == [[0, 0, 0, 0], [12, 0, 12, 0], [4, 0, 4, 0]]
 
 
 @pytest.mark.parametrize(("slack", "more"), [(0, 10), (3, 7), (20, 0)])
 def test_listed_outputs_are_counted_but_for_what_goes_before_the_peak(slack: int, more: int) -> None:
     listing = stages(c={"listed": {"a": 10, "b": 100}, "listed_slack_bytes": slack})
-    assert added(listing, Counted(), 3) == [0, 0, 0, 0]
-    assert added(listing, Counted(let_go=frozenset({(1, "a")})), 3) == [more, 0, more, 0]
+    assert added(listing, Assumptions(), 3) == [0, 0, 0, 0]
+    assert added(listing, Assumptions(released_early=frozenset({(1, "a")})), 3) == [more, 0, more, 0]
     listing[0].passing_bytes = 10  # so no stage has it in what it saves
-    assert added(listing, Counted(), 3) == [more, 0, more, 0]
-    assert added(listing, Counted(wanted=frozenset({1})), 3) == [0, 0, 0, 0]
+    assert added(listing, Assumptions(), 3) == [more, 0, more, 0]
+    assert added(listing, Assumptions(read_by_recomputation=frozenset({1})), 3) == [0, 0, 0, 0]
 
 
 # -- what performing it takes --------------------------------------------------------------------------------

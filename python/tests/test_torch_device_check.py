@@ -100,7 +100,7 @@ class Device:
 def device(monkeypatch: pytest.MonkeyPatch) -> Device:
     """The CPU plays a device: the host compares no values by itself."""
     played = Device()
-    monkeypatch.setattr(recompute_check, "sent", played.sent)
+    monkeypatch.setattr(recompute_check, "copy_to_host", played.sent)
     monkeypatch.setattr("cairn.torch.runtime.recomputation.spread", lambda tensor: None)
     monkeypatch.setattr(
         "cairn.torch.runtime.executor.checks_for",

@@ -29,7 +29,7 @@ from cairn.torch.base import memory
 from cairn.torch.base.stages import StageRef
 from cairn.torch.base.tensor_fingerprints import fingerprint
 from cairn.torch.planning import step_memory
-from cairn.torch.planning.chains import counted_for
+from cairn.torch.planning.chains import assumptions_for
 from cairn.torch.rerun_state.preserve import preserved
 from cairn.torch.selective import block_runs
 from random_times_support import SEEDS, UNLIMITED, with_random_times
@@ -69,14 +69,14 @@ def chosen_by_nobody(profile: ct.Profile, seed: int) -> ct.Plan:
 def plan_of(profile: ct.Profile, ops: list[cairn.Op]) -> ct.Plan:
     """A plan of these operations, with a budget of just what the simulator says."""
     task = task_of(profile)
-    counted = counted_for(profile, ("step", "accumulated"), ops, frozenset())
+    counted = assumptions_for(profile, ("step", "accumulated"), ops, frozenset())
     problem = profile.chain("step", "accumulated", counted)
     chain = cairn.Chain.from_json(json.dumps(problem))
     schedule = cairn.Schedule.from_ops(chain, ops)
     replayed = cairn.simulate(chain, schedule)
     assert replayed.valid
     peak, reserve = max(replayed.peak_bytes, task.optimizer_peak), task.reserve(None)
-    found = planning._Chosen(problem, schedule, replayed.makespan_ns, None, peak, "nobody", "feasible", counted=counted)
+    found = planning._Chosen(problem, schedule, replayed.makespan_ns, None, peak, "nobody", "feasible", assumed=counted)
     return task._plan_of(planning._Room(peak + reserve, reserve), found)
 
 

@@ -128,7 +128,7 @@ def test_nothing_is_saved_to_be_dropped_unused() -> None:
 def test_what_waits_in_a_backward_is_told_from_what_stays(
     changes: list[int], raised: list[int], there: list[int]
 ) -> None:
-    assert gradient_lifetimes.parted(changes) == (raised, there)
+    assert gradient_lifetimes.split_lasting(changes) == (raised, there)
 
 
 def test_what_waits_is_counted_by_kind_of_step() -> None:

@@ -105,7 +105,7 @@ def test_smaller_steps_that_come_again_get_a_faster_plan(monkeypatch: pytest.Mon
     profile = ct.profile(model, torch.randn(256, 64), loss_fn=total, passes=1)
     ct.checkpoint(model, torch.randn(256, 64), loss_fn=total, budget=between(profile, 0.2), passes=1, strict=True)
     handle = ct.handle(model)
-    for _ in range(shape_plans.AGAIN):
+    for _ in range(shape_plans.STEPS_BEFORE_OWN_PLAN):
         assert same(trained(model, small), trained(plain, small))
         assert not handle.plan.is_plain and len(handle.plans) == 1
     assert same(trained(model, small), trained(plain, small))

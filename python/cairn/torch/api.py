@@ -40,7 +40,7 @@ from .profiler import profile
 from .reporting.report import Report
 
 #: What is asked of a profile that training makes holds for those that it makes anew for other shapes.
-PROFILED_AGAIN_AS = ("loss_fn", "inside", "outside", "holds_output")
+REPROFILING_OPTIONS = ("loss_fn", "inside", "outside", "holds_output")
 
 
 def checkpoint(
@@ -116,7 +116,7 @@ def _applied(
     measured = profile(model, args, kwargs, **to_profile)
     made = plan(measured, budget, **to_plan)
     left = {"on_shape_change": "replan", **left}
-    again_as: dict[str, Any] = {name: to_profile[name] for name in PROFILED_AGAIN_AS if name in to_profile}
+    again_as: dict[str, Any] = {name: to_profile[name] for name in REPROFILING_OPTIONS if name in to_profile}
     again_as["progress"] = to_profile.get("progress") or False  # no line among what a training loop prints
 
     def again(*args: Any, **others: Any) -> Profile:

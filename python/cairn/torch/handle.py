@@ -64,10 +64,10 @@ class Handle:
         RecomputationError
             On an accelerator, if a block computed other values in the last step; the model is restored all the same.
         """
-        self._take_off()
+        self._detach()
         self.executor.check_recomputations()
 
-    def _take_off(self) -> None:
+    def _detach(self) -> None:
         self.executor.detach()
         self.shapes.watch(None)
         model = self._model()
@@ -95,7 +95,7 @@ class Handle:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._take_off()
+        self._detach()
         if error is None:
             self.executor.check_recomputations()
 

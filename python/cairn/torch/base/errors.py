@@ -12,7 +12,7 @@ import torch
 from cairn import format_budget, format_bytes
 
 #: Batch-size finders (accelerate, Lightning, many scripts) know "out of memory" by words in an error's first argument.
-_AS_OTHERS_SAY = (
+_HINT_FOR_BATCH_FINDERS = (
     "A smaller batch helps, as it does against 'CUDA out of memory.' and 'DefaultCPUAllocator: can't allocate memory'."
 )
 
@@ -29,7 +29,7 @@ class _NeedsSmallerBatch(torch.OutOfMemoryError):
     """An error that batch-size finders take for out of memory: `args[0]` has their words, `str` the reason alone."""
 
     def __init__(self, message: str) -> None:
-        super().__init__(f"{message}. {_AS_OTHERS_SAY}")
+        super().__init__(f"{message}. {_HINT_FOR_BATCH_FINDERS}")
 
 
 class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):

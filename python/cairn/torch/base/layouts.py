@@ -12,7 +12,7 @@ import torch
 
 from . import _compat, memory
 from .errors import Unsupported
-from .operators import shown
+from .operators import view_of_storage
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ByteView:
     def tensor_in(self, storage_of: torch.Tensor, origin: int) -> torch.Tensor:
         """The tensor in the storage of another one, from byte `origin` on."""
         offset = (origin + self.first) // self.dtype.itemsize
-        tensor = shown(storage_of, self.size, self.stride, offset, self.dtype)
+        tensor = view_of_storage(storage_of, self.size, self.stride, offset, self.dtype)
         if self.is_conj:
             tensor = tensor.conj()
         return _compat.neg_view(tensor) if self.is_neg else tensor
@@ -49,11 +49,11 @@ def first_byte(tensor: torch.Tensor) -> int:
 class Layout:
     """Shape, strides, type and device of a tensor, without holding it; equal where a kernel sees no difference.
 
-    `waits` says of a gradient that others hold it as well, or what it is a view of, while a block's backward runs.
-    `storage` numbers the storage among those of a list, if others of the list lie in it, too; else it is 0.
+    `is_held_by_others` is set for a gradient if other code holds it, or its base, while a block's backward runs.
+    `storage` is the number of its storage among those of a list, if others of the list lie in it, too; else it is 0.
     """
 
-    __slots__ = ("_device", "_dtype", "_offset", "_shape", "_strides", "storage", "waits")
+    __slots__ = ("_device", "_dtype", "_offset", "_shape", "_strides", "storage", "is_held_by_others")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         if tensor.is_nested and tensor.layout is torch.strided:
@@ -61,29 +61,29 @@ class Layout:
                 "a nested tensor of torch.strided layout, which has no shape, goes through a block: make it with "
                 "layout=torch.jagged, or name the modules around it with blocks="
             )
-        self.waits, self.storage, self._offset = False, 0, 0
+        self.is_held_by_others, self.storage, self._offset = False, 0, 0
         self._shape, self._dtype, self._device = tensor.shape, tensor.dtype, tensor.device
         self._strides = tensor.stride() if tensor.layout is torch.strided else None
 
     def tensor(self, storage: torch.Tensor | None = None) -> torch.Tensor:
-        """A new one, in a storage of its own or in one that was made for several."""
+        """A new tensor with this layout, in a storage of its own or in one that was made for several."""
         if self._strides is None:
             return torch.full(self._shape, 1e-3, dtype=self._dtype, device=self._device)
-        storage = self.room(self.nbytes) if storage is None else storage
+        storage = self.new_storage(self.nbytes) if storage is None else storage
         return storage.as_strided(self._shape, self._strides, self._offset)
 
-    def room(self, size: int) -> torch.Tensor:
-        """A storage of so many bytes; all its values are normal numbers, for denormal ones take their own time."""
+    def new_storage(self, size: int) -> torch.Tensor:
+        """A storage of so many bytes. Its values are normal numbers, because denormal ones slow kernels down."""
         return torch.full((size // self._dtype.itemsize,), 1e-3, dtype=self._dtype, device=self._device)
 
-    def lie(self, storage: int, offset: int) -> None:
-        """Notes that it lies in a storage with others, so many elements behind the first."""
+    def place_in_storage(self, storage: int, offset: int) -> None:
+        """Records that it shares a numbered storage with others, and how many elements after the first it begins."""
         self.storage, self._offset = storage, offset
 
-    def without_waiting(self) -> Layout:
+    def without_other_holders(self) -> Layout:
         """The layout for a gradient that nobody else holds."""
         changed = copy.copy(self)
-        changed.waits = False
+        changed.is_held_by_others = False
         return changed
 
     @property
@@ -112,16 +112,16 @@ class Layout:
         strides = self._strides and tuple(
             0 if size == 1 else stride for size, stride in zip(self._shape, self._strides, strict=True)
         )
-        return self._shape, strides, self._dtype, self._device, self.waits, self.storage, self._offset
+        return self._shape, strides, self._dtype, self._device, self.is_held_by_others, self.storage, self._offset
 
 
 #: Of the gradients of several tensors in order; None where a tensor gets none.
 Layouts = Sequence[Layout | None]
 
 
-def without_waiting(layouts: Layouts) -> list[Layout | None]:
+def without_other_holders(layouts: Layouts) -> list[Layout | None]:
     """These layouts for gradients that nobody else holds."""
-    return [layout and layout.without_waiting() for layout in layouts]
+    return [layout and layout.without_other_holders() for layout in layouts]
 
 
 def layouts_of(tensors: Sequence[torch.Tensor], known: Layouts = ()) -> list[Layout | None]:
@@ -140,7 +140,7 @@ def layouts_of_all(tensors: Sequence[torch.Tensor | None]) -> list[Layout | None
     for number, lying in enumerate((sharing for sharing in places.values() if len(sharing) > 1), 1):
         begin = min(offset for _, offset in lying)
         for layout, offset in lying:
-            layout.lie(number, offset - begin)
+            layout.place_in_storage(number, offset - begin)
     return layouts
 
 
@@ -159,10 +159,10 @@ def _shared(layouts: Layouts) -> dict[int, int]:
     return sizes
 
 
-def made(layouts: Layouts) -> list[torch.Tensor | None]:
+def new_tensors(layouts: Layouts) -> list[torch.Tensor | None]:
     """New tensors with these layouts; None where there is none."""
     sizes, one_of = _shared(layouts), {layout.storage: layout for layout in layouts if layout is not None}
-    storages = {number: one_of[number].room(size) for number, size in sizes.items()}
+    storages = {number: one_of[number].new_storage(size) for number, size in sizes.items()}
     return [None if layout is None else layout.tensor(storages.get(layout.storage)) for layout in layouts]
 
 

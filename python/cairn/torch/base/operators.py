@@ -256,21 +256,21 @@ def _visible(given: Any) -> Any:
 # -- operations that no operator of torch's stands for -------------------------------------------------------
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
+def copy_of(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of the same layout on a copy of the storage."""
     alias = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     storage = tensor.untyped_storage().clone()
     return alias.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 
-def shown(
+def view_of_storage(
     tensor: torch.Tensor, size: Sequence[int], stride: Sequence[int], offset: int, dtype: torch.dtype
 ) -> torch.Tensor:
-    """The storage of a tensor, shown in another way."""
+    """A tensor with this geometry in the storage of another tensor."""
     alias = torch.empty(0, dtype=dtype, device=tensor.device)
     return alias.set_(tensor.untyped_storage(), offset, tuple(size), tuple(stride))
 
 
-def fresh(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A new tensor, its numbers not set yet."""
+def new_empty(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A new tensor without values."""
     return torch.empty_strided(tuple(size), tuple(stride), dtype=dtype, device=device)

@@ -133,7 +133,7 @@ def device_model(device: Any) -> DeviceModel:
     return DEVICES[name]
 
 
-class Takes:
+class OperatorTimes:
     """The time of an operator call on a device, in nanoseconds; without rates, in units of a billion FLOPs."""
 
     def __init__(self, device: DeviceModel) -> None:

@@ -19,7 +19,7 @@ from ..base.errors import Unsupported
 from . import known_numbers
 
 #: The device that fake tensors claim.
-SEEMING = torch.device("cpu")
+REPORTED_DEVICE = torch.device("cpu")
 
 
 class Fakes:
@@ -55,15 +55,15 @@ class Fakes:
         key = _compat.storage_id(tensor)
         if key not in self._storages:
             count = storage.nbytes() // tensor.element_size()
-            self._storages[key] = torch.empty(count, dtype=tensor.dtype, device=SEEMING)
+            self._storages[key] = torch.empty(count, dtype=tensor.dtype, device=REPORTED_DEVICE)
         return self._storages[key]
 
-    def in_place_of(self, values: Any) -> Any:
+    def with_fakes(self, values: Any) -> Any:
         """Values with fakes in the place of their tensors."""
         return _compat.tree_map_only(torch.Tensor, self.of, values)
 
     @contextlib.contextmanager
-    def standing_in(self, model: nn.Module) -> Iterator[None]:
+    def replacing_parameters(self, model: nn.Module) -> Iterator[None]:
         """Puts fakes in the places of a model's parameters and buffers while the body runs."""
         places = [
             (registry, name, tensor)

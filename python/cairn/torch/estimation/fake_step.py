@@ -21,8 +21,8 @@ from ..planning.step_profile import Profile
 from ..profiler import profile
 from ..rerun_state.hook_closures import captured_values
 from ..resizing import Resizing
-from .devices import DeviceModel, Takes
-from .fake_model import SEEMING, Fakes
+from .devices import DeviceModel, OperatorTimes
+from .fake_model import REPORTED_DEVICE, Fakes
 from .gpu_kernels import GpuKernels
 from .sharding import sharded
 from .virtual_device import VirtualDevice
@@ -82,17 +82,17 @@ class FakeStep:
     def _profile(self, batch: int, how: contextlib.AbstractContextManager[Any]) -> Profile:
         is_gpu = self.device.type == "cuda"
         kernels: contextlib.AbstractContextManager[Any] = GpuKernels() if is_gpu else contextlib.nullcontext()
-        device = VirtualDevice(Takes(self.device), Workspaces(measured=not is_gpu))
+        device = VirtualDevice(OperatorTimes(self.device), Workspaces(measured=not is_gpu))
         fakes = Fakes()
         with (
             torch.random.fork_rng(devices=[]),
             device.runs(),
-            fakes.standing_in(self.model),
+            fakes.replacing_parameters(self.model),
             how,
             kernels,
             _autocast_of(self.device.type),
         ):
-            args, kwargs, targets = fakes.in_place_of(self.sample)
+            args, kwargs, targets = fakes.with_fakes(self.sample)
             if batch != self.batch:
                 args, kwargs, targets = Resizing(args, kwargs, targets, self.dim).to(batch)
             loss_fn = self.loss_fn
@@ -106,9 +106,9 @@ class FakeStep:
 
 def _autocast_of(device_type: str) -> contextlib.AbstractContextManager[Any]:
     """The caller's autocast region for a GPU, applied to fakes, which claim to lie on the CPU."""
-    if device_type == SEEMING.type or not torch.is_autocast_enabled(device_type):
+    if device_type == REPORTED_DEVICE.type or not torch.is_autocast_enabled(device_type):
         return contextlib.nullcontext()
-    return torch.autocast(SEEMING.type, torch.get_autocast_dtype(device_type))
+    return torch.autocast(REPORTED_DEVICE.type, torch.get_autocast_dtype(device_type))
 
 
 class _WithTargets:
@@ -122,11 +122,11 @@ class _WithTargets:
 def _on_fakes(optimizer: torch.optim.Optimizer, fakes: Fakes, is_gpu: bool) -> torch.optim.Optimizer:
     """A copy of the optimizer for the fakes; on a GPU with torch's default `foreach`, which is True there."""
     made = copy.copy(optimizer)
-    made.param_groups = [{**group, "params": fakes.in_place_of(group["params"])} for group in optimizer.param_groups]
+    made.param_groups = [{**group, "params": fakes.with_fakes(group["params"])} for group in optimizer.param_groups]
     for group in made.param_groups:
         if is_gpu and group.get("foreach") is None and not group.get("fused"):
             group["foreach"] = True
-    state = {fakes.of(p): fakes.in_place_of(dict(entry)) for p, entry in optimizer.state.items()}
+    state = {fakes.of(p): fakes.with_fakes(dict(entry)) for p, entry in optimizer.state.items()}
     made.state = type(optimizer.state)(dict, state)
     return made
 

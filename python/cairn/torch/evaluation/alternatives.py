@@ -124,7 +124,7 @@ def longest_sequence(sample: Sample, blocks: Sequence[Block]) -> tuple[slice, st
         sample.output()
     best, start, reason = slice(0, 0), 0, "there are not two blocks"
     for number, call in enumerate(calls):
-        broken = "" if number == start else _no_successor(calls[start], calls[number - 1], call)
+        broken = "" if number == start else _breaks_sequence(calls[start], calls[number - 1], call)
         if broken:
             start, reason = number, broken
         if isinstance(call.value, torch.Tensor) and number + 1 - start > best.stop - best.start:
@@ -142,7 +142,7 @@ class _Call:
     value: Any
 
 
-def _no_successor(first: _Call, before: _Call, now: _Call) -> str:
+def _breaks_sequence(first: _Call, before: _Call, now: _Call) -> str:
     """Why a block's call does not go on with the sequence; empty if it does."""
     if not isinstance(before.value, torch.Tensor):
         return f"{before.name} returns more than one tensor"

@@ -22,7 +22,7 @@ from ..planning.plan import Plan
 from ..profiling.optimizer import KeptStates
 from .watched_step import WatchedStep
 
-MOST_IN_VAIN = 8  # steps of a plan that could not be judged, as where another model's optimizer steps in their midst
+MAX_INCONCLUSIVE = 8  # steps of a plan that cannot be judged, because another model's optimizer steps in them, say
 
 
 @dataclasses.dataclass
@@ -31,14 +31,14 @@ class _PlanRecord:
 
     plan: Plan  # held, so that no other one gets its id
     steps: int = 0
-    in_vain: int = 0  # steps that were begun and not judged
+    inconclusive: int = 0  # steps that were begun and not judged
     worst: Measured | None = None
     watched: WatchedStep | None = None  # the worst, which knows why
     unforeseen_bytes: int = 0  # state of optimizers that the worst step had, and the plan does not count
 
     def add(self, step: Measured, unforeseen_bytes: int, watched: WatchedStep) -> None:
         self.steps += 1
-        self.in_vain -= 1
+        self.inconclusive -= 1
         if self.worst is None or step.peak_bytes >= self.worst.peak_bytes:
             self.worst, self.unforeseen_bytes, self.watched = step, unforeseen_bytes, watched
 
@@ -71,13 +71,15 @@ class Watch:
 
         def judge(*_: Any) -> None:
             watching = watch()
-            if watching is not None and watching._is_mine() and _compat.backward_id() < 0:  # not one within it
+            if (
+                watching is not None and watching._is_of_this_thread() and _compat.backward_id() < 0
+            ):  # not one within it
                 watching._finish()
                 watching._correct()
 
         def look(optimizer: torch.optim.Optimizer, *_: Any) -> None:
             watching = watch()
-            if watching is None or not watching._is_mine():
+            if watching is None or not watching._is_of_this_thread():
                 return
             if _compat.backward_id() < 0:
                 watching._look_at(optimizer)
@@ -99,14 +101,14 @@ class Watch:
 
     def measured(self, plan: Plan) -> Measured | None:
         """The worst step so far of those that followed this plan. What is to be raised waits for the next step."""
-        if self._is_mine():
+        if self._is_of_this_thread():
             self._finish(raises=False)
         return self._of(plan).worst
 
     def begin(self, module: nn.Module, plan: Plan) -> None:
         """A step begins that follows this plan."""
         with self._lock:
-            if self._step is not None and self._step.is_elsewhere():
+            if self._step is not None and self._step.belongs_to_other_thread():
                 self._step.disturb()
                 return
             # a backward runs in a state of its own
@@ -116,8 +118,12 @@ class Watch:
             self._current = weakref.ref(module), plan
             self._record_those_within(module, plan)
             record = self._of(plan)
-            if record.steps < self._steps and record.in_vain < MOST_IN_VAIN and not _compat.profiler_is_active():
-                record.in_vain += 1  # until it is judged
+            if (
+                record.steps < self._steps
+                and record.inconclusive < MAX_INCONCLUSIVE
+                and not _compat.profiler_is_active()
+            ):
+                record.inconclusive += 1  # until it is judged
                 self._start(module, plan)
             else:
                 self._has_measured = False
@@ -134,9 +140,9 @@ class Watch:
     def _of(self, plan: Plan) -> _PlanRecord:
         return self._records.setdefault(id(plan), _PlanRecord(plan))
 
-    def _is_mine(self) -> bool:
+    def _is_of_this_thread(self) -> bool:
         """Whether no other thread that lives is measured."""
-        return self._step is None or not self._step.is_elsewhere()
+        return self._step is None or not self._step.belongs_to_other_thread()
 
     def _start(self, module: nn.Module, plan: Plan) -> None:
         self._unforeseen = uncounted = self._unforeseen_bytes(plan)
@@ -146,7 +152,7 @@ class Watch:
         self._step, self._has_measured = WatchedStep(module, plan, uncounted, sees_going), True
 
     def _stop(self) -> None:
-        if self._step is not None and not self._step.is_elsewhere():
+        if self._step is not None and not self._step.belongs_to_other_thread():
             self._step.end()
 
     def _finish(self, raises: bool = True) -> None:

@@ -43,7 +43,7 @@ class WatchedStep:
     """Measures from when it is made.
 
     Forwards whose backwards are still to come belong to one step, for all that they keep is there at once. The meter
-    belongs to the thread in which the step was made, and so do all calls but `disturb` and `is_elsewhere`.
+    belongs to the thread in which the step was made, and so do all calls but `disturb` and `belongs_to_other_thread`.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, uncounted_before_bytes: int, sees_going: bool) -> None:
@@ -85,12 +85,12 @@ class WatchedStep:
 
     # ---- what happens to it ----
 
-    def is_elsewhere(self) -> bool:
-        """Whether another thread that lives is measuring it."""
+    def belongs_to_other_thread(self) -> bool:
+        """Whether another thread, which is still alive, measures this step."""
         return self._meter is not None and self._thread is not threading.current_thread() and self._thread.is_alive()
 
     def disturb(self) -> None:
-        """Another thread runs a step meanwhile: it does not count."""
+        """Discards the measurement, because another thread runs a step at the same time."""
         self._disturbed = True
 
     def joins(self) -> bool:

@@ -37,7 +37,7 @@ _CONSTANT = (*STATE, REPLAYED)
 def scaled(measured: Profile, by: Growth, shapes: Sequence[str]) -> Profile:
     """A profile as a step with inputs of these shapes would give it, or more."""
     stages = tuple(_scaled_stage(stage, by) for stage in measured.stages)
-    _let_wait(measured.stages, stages, by)
+    _scale_pending_gradients(measured.stages, stages, by)
     resident = {name: size if name in _CONSTANT else _grown(size, by.most) for name, size in measured.resident.items()}
     return dataclasses.replace(
         measured,
@@ -72,10 +72,12 @@ def _scale_measured(grown: StageMeasure | OptionMeasure, by: Growth) -> None:
             setattr(grown, field.name, _grown(getattr(grown, field.name), by.most))
 
 
-def _let_wait(measured: Sequence[StageMeasure], stages: Sequence[StageMeasure], by: Growth) -> None:
-    """Lets the gradients grow that are there beside the chain's when a stage's backward begins: those that wait, and
-    those that later stages leave to the end. Where gradients exist already, these are hardly ever parameters'. With
-    smaller inputs they stay as they are: some may be of parameters, which do not shrink.
+def _scale_pending_gradients(measured: Sequence[StageMeasure], stages: Sequence[StageMeasure], by: Growth) -> None:
+    """Scales the gradients that exist beside the chain's when a stage's backward begins.
+
+    These are pending gradients, and those that later stages leave to the end of the backward. Where gradients exist
+    already, they hardly ever belong to parameters. With smaller inputs they stay as they are: some may belong to
+    parameters, which do not shrink.
     """
     left = 0
     for before, stage in zip(reversed(measured), reversed(stages), strict=True):

@@ -37,7 +37,7 @@ import torch
 from ..base import budgets
 from ..base.stages import StageRef
 from ..offloading.link import Link, measure_link
-from ..schedule.dependent_counts import all_let_go
+from ..schedule.dependent_counts import safe_assumptions
 from ..schedule.executed import as_performed, excess_bytes, in_order_of_process
 from ..schedule.peak_parts import Replay
 from ..schedule.program import ON_VALUES, OUTPUT, SAVED, Value
@@ -48,7 +48,7 @@ Op = Sequence[Any]
 Made = tuple[str, int, int]  # a value, and the option of its stage's run (0 for an output)
 
 TRIES = 6  # how often the solver is asked
-UNWRITTEN = 8  # a file of at most 1/8 of the free memory stays in the kernel's cache
+CACHED_DIVISOR = 8  # a file of at most 1/8 of the free memory stays in the kernel's cache
 
 
 # -- where to ------------------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ def destination(host_budget: Any, tier: str, link: Any, device: torch.device) ->
     else:
         size = 0 if host_budget == 0 else budgets.size_bytes(host_budget, "host_budget")
     if link is None:
-        is_cached = tier == "host" or size <= budgets.free_bytes(torch.device("cpu")) // UNWRITTEN
+        is_cached = tier == "host" or size <= budgets.free_bytes(torch.device("cpu")) // CACHED_DIVISOR
         link = _measured_link(device, tier, is_cached)
     elif isinstance(link, str):
         link = cairn.Machine(size, link, link, shared_link=device.type == "cpu")  # type: ignore[arg-type]
@@ -125,7 +125,7 @@ class Offloading:
         self._chain = cairn.Chain.from_json(json.dumps(self.problem))
         always = [number for number, ref in enumerate(profile.refs[:-1], 1) if not ref.is_block]
         self._asked = cairn.Chain.from_json(json.dumps(_as_fixed(self.problem, always)))
-        self._staying, self._refs = _staying(profile), profile.refs
+        self._not_offloadable, self._refs = _not_offloadable(profile), profile.refs
 
     @functools.cached_property
     def _smallest(self) -> tuple[int, list[Op]] | None:
@@ -151,7 +151,7 @@ class Offloading:
         made = self._search(budget)
         if made is None and self._smallest is not None and self._smallest[0] <= budget:
             ops = self._smallest[1]
-            return self._judged(budget, ops, "joint-chain")
+            return self._timed(budget, ops, "joint-chain")
         return made
 
     def _search(self, budget: int) -> OffloadSchedule | None:
@@ -170,7 +170,7 @@ class Offloading:
             missing = _peak_bytes(self.problem, ops) - room
             excess = transfer_plan_of(self.problem, ops, room).slab_bytes - self._machine.host_bytes
             if missing <= 0 and excess <= 0:
-                return self._judged(budget, ops, solution.solver)
+                return self._timed(budget, ops, solution.solver)
             asked, host = asked - max(0, missing), host - max(0, excess)
         return None
 
@@ -179,29 +179,29 @@ class Offloading:
 
         None if no transfers are left, or if the simulator refuses the list without them.
         """
-        listed = without_transfers_of(self._staying, schedule.ops)
+        listed = without_transfers_of(self._not_offloadable, schedule.ops)
         ways = (in_order_of_process(listed, self._refs), listed) if has_transfers(listed) else ()
         return next((ops for ops in ways if self._makespan(None, ops) is not None), None)
 
     def _excess(self, ops: Sequence[Op]) -> int:
         return excess_bytes(self.problem, ops, as_performed(ops, self._refs))
 
-    def _judged(self, budget: int, ops: Sequence[Op], solver: str) -> OffloadSchedule | None:
+    def _timed(self, budget: int, ops: Sequence[Op], solver: str) -> OffloadSchedule | None:
         room = budget - self._excess(ops)
         makespan = self._makespan(room, ops)
         if makespan is None:
             return None
-        ops = self._tidied(room, ops, makespan)
+        ops = self._without_useless_transfers(room, ops, makespan)
         schedule = cairn.Schedule.from_ops(self._chain, ops)
         transfer_plan = performed_transfer_plan(self.problem, ops, self._refs, budget)
         replay = cairn.simulate(self._chain, schedule, room)
         makespan = replay.makespan_ns or makespan
-        step = makespan + self._taken_ns(transfer_plan, replay.stall_ns or 0)
+        step = makespan + self._slowdown_ns(transfer_plan, replay.stall_ns or 0)
         bound = cairn.bound(self._chain, budget).lower_bound_ns
         return OffloadSchedule(self.problem, schedule, transfer_plan, makespan, step, bound, solver)
 
-    def _taken_ns(self, transfer_plan: TransferPlan, stall_ns: int) -> int:
-        """The time by which copies slow down the computations that run at the same time."""
+    def _slowdown_ns(self, transfer_plan: TransferPlan, stall_ns: int) -> int:
+        """By how much copies slow down the computations that run at the same time."""
         beside = max(0, traffic_of(self.problem, transfer_plan.ops).busy_ns - stall_ns)
         return int(beside * self._slowdown / (1 + self._slowdown))
 
@@ -209,7 +209,7 @@ class Offloading:
         """The simulated time; None if the simulator refuses the list."""
         return cairn.simulate(self._chain, cairn.Schedule.from_ops(self._chain, ops), budget).makespan_ns
 
-    def _tidied(self, budget: int, ops: Sequence[Op], makespan: int) -> list[Op]:
+    def _without_useless_transfers(self, budget: int, ops: Sequence[Op], makespan: int) -> list[Op]:
         """The list without transfers that do not make it faster; searches leave some behind."""
         kept = list(ops)
         for position in reversed(range(len(kept))):
@@ -236,7 +236,7 @@ def held_outputs(profile: Profile) -> dict[int, int]:
 
 def problem_of(profile: Profile, scope: str, gradients: str) -> dict[str, Any]:
     """The step as a cairn-chain, in which held outputs are fixed bytes."""
-    problem = profile.chain(scope, gradients, all_let_go(profile.stages), offloads=True)
+    problem = profile.chain(scope, gradients, safe_assumptions(profile.stages), offloads=True)
     for number, size in held_outputs(profile).items():
         stage = problem["stages"][number - 1]
         problem["fixed_bytes"] += size
@@ -273,7 +273,7 @@ def _without_transfer(ops: Sequence[Op], position: int) -> list[Op] | None:
     return [op for i, op in enumerate(ops) if i not in (position, dropped)]
 
 
-def _staying(profile: Profile) -> frozenset[Made]:
+def _not_offloadable(profile: Profile) -> frozenset[Made]:
     """The values that the executor cannot offload."""
     values: set[Made] = set()
     for number, stage in enumerate(profile.stages, 1):
@@ -304,12 +304,12 @@ def without_transfers_of(staying: frozenset[Made], ops: Sequence[Op]) -> list[Op
         stays = on_host.get(value, False)
         if op[0] == "discard":
             del on_host[value]
-        if not stays or (op[0] == "drop" and not _comes_back(ops[position + 1 :], value)):
+        if not stays or (op[0] == "drop" and not _is_prefetched_next(ops[position + 1 :], value)):
             kept.append(op)
     return kept
 
 
-def _comes_back(ops: Sequence[Op], value: Value) -> bool:
+def _is_prefetched_next(ops: Sequence[Op], value: Value) -> bool:
     """Whether the next device copy of the value comes from a prefetch, not from a recomputation."""
     forwards = ("forward_save",) if value[0] == SAVED else ("forward_keep", "forward_drop")
     for op in ops:

@@ -65,8 +65,8 @@ if TYPE_CHECKING:
 
 KEPT = 8  # plans, and profiles
 CLEARLY_SMALLER = 0.8  # as a share of the numbers in the inputs
-AGAIN = 4  # steps of the same shapes, until a plan of their own is made for the sake of time
-SLOWER_BY_AT_MOST = 0.05  # may a plan by estimate be than the one before, else the step is measured
+STEPS_BEFORE_OWN_PLAN = 4  # of the same shapes, before they get a plan of their own, which is faster
+SLOWER_BY_AT_MOST = 0.05  # an estimated plan that is slower than the one before by more is replaced by a measured one
 
 _MISFITS = (RuntimeError, ValueError, LookupError, TypeError, AssertionError)  # what code for other shapes raises
 _OWN_LOSS = (
@@ -216,7 +216,7 @@ class ShapePlans:
             chosen, count = self._chosen.pop(key, (None, 0))
             if chosen is None:
                 chosen = self._find(described(args, kwargs), args, kwargs)
-            elif count == AGAIN and self._policy == "replan":
+            elif count == STEPS_BEFORE_OWN_PLAN and self._policy == "replan":
                 chosen = self._faster(chosen, described(args, kwargs), args, kwargs)
             self._chosen[key] = chosen, count + 1
             while len(self._chosen) > 8 * KEPT:

@@ -12,7 +12,7 @@ from ..base.choices import ACCUMULATED, CREATED
 from ..base.stage_measure import OPTIMIZER_STATE, REPLAYED, RUNS_ONCE, STATE, OptionMeasure, StageMeasure
 from ..base.stages import BLOCK, StageRef, shown
 from ..head.replacements import Replacements
-from ..schedule.dependent_counts import AS_PLAIN, Counted, Lingering, passing
+from ..schedule.dependent_counts import NO_ASSUMPTIONS, Assumptions, HeldInForward, passing
 
 PROFILE_VERSION = 5
 
@@ -93,7 +93,7 @@ class Profile:
         self,
         scope: str = "step",
         gradients: str = ACCUMULATED,
-        counted: Counted = AS_PLAIN,
+        counted: Assumptions = NO_ASSUMPTIONS,
         *,
         offloads: bool = False,
     ) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class Profile:
         gradients : {"accumulated", "created"}
             Whether the step adds to existing gradients or creates them.
         counted
-            What the chain supposes of the schedule.
+            The assumptions about the schedule under which sizes are counted.
         offloads : bool
             Whether anything is offloaded. Then copies may be under way while the last stage's forward runs, so that
             forward is counted exactly.
@@ -119,11 +119,11 @@ class Profile:
         """
         created = gradients == CREATED and scope == "step"
         stages = []
-        lingering = Lingering(self.stages, counted)
+        held = HeldInForward(self.stages, counted)
         before = self.input_grad_bytes  # the gradient that the stage's backward returns
-        for number, stage in enumerate(_held_apart(self.stages, counted), 1):
+        for number, stage in enumerate(_stages_under(self.stages, counted), 1):
             stages.append(_chain_stage(stage, before, created))
-            lingering.count(number, stage, stages[-1], counted)
+            held.count(number, stage, stages[-1], counted)
             before = stage.arriving_bytes(created)
         if len(self.stages) > 1:
             _join_loss(stages[-1], stages[-2]["grad_bytes"], offloads)
@@ -186,32 +186,38 @@ class Profile:
 # -- as a chain ----------------------------------------------------------------------------------------------
 
 
-def _held_apart(stages: Sequence[StageMeasure], counted: Counted) -> Sequence[StageMeasure]:
-    """The stages as is supposed: what is resident is counted once, outputs that are made again twice, and those that
-    are apart with what runs behind, too.
+def _stages_under(stages: Sequence[StageMeasure], assumed: Assumptions) -> Sequence[StageMeasure]:
+    """The stages with the sizes that hold under these assumptions.
+
+    Resident memory counts once. Recomputed outputs count twice. Outputs in `counted_twice` count with the next stage
+    as well.
     """
     numbered = enumerate(map(_with_surrounding_rises, stages), 1)
-    changed = [stage if number in counted.apart else _once(stage) for number, stage in numbered]
-    changed = [s if number in counted.repeated else _made_once(s) for number, s in enumerate(changed, 1)]
-    for number in counted.again:
+    changed = [
+        stage if number in assumed.counted_twice else _without_resident_saved(stage) for number, stage in numbered
+    ]
+    changed = [
+        s if number in assumed.repeated else _without_resident_output_rise(s) for number, s in enumerate(changed, 1)
+    ]
+    for number in assumed.recomputed_unsaved:
         stage = changed[number - 1]
         stage.output_bytes += stage.pinned_bytes
         stage.options = [
             dataclasses.replace(option, saved_bytes=max(option.saved_bytes, stage.output_bytes))
             for option in stage.options
         ]
-    for number in counted.apart:
+    for number in assumed.counted_twice:
         stage, behind = changed[number - 1 : number + 1]
         stage.output_bytes -= stage.also_held_bytes
         behind.saved_bytes += stage.also_held_bytes
         behind.forward_rise_bytes += stage.also_held_bytes
-    for number in passing(stages) - counted.wanted:
-        changed[number - 1 : number + 1] = _passed(*changed[number - 1 : number + 1])
+    for number in passing(stages) - assumed.read_by_recomputation:
+        changed[number - 1 : number + 1] = _count_with_next(*changed[number - 1 : number + 1])
     return changed
 
 
-def _passed(stage: StageMeasure, behind: StageMeasure) -> tuple[StageMeasure, StageMeasure]:
-    """A stage of whose output a part is not there in the backward, and the next one, with which it counts."""
+def _count_with_next(stage: StageMeasure, behind: StageMeasure) -> tuple[StageMeasure, StageMeasure]:
+    """A stage part of whose output is freed before the backward, and the next stage, with which that part counts."""
     size = stage.passing_bytes
 
     def without(measured: Any) -> dict[str, Any]:
@@ -251,8 +257,8 @@ def _with_surrounding_rises(stage: StageMeasure) -> StageMeasure:
     return dataclasses.replace(stage, **higher(stage), forward_only_rise_bytes=only_bytes, options=options)  # type: ignore[arg-type]
 
 
-def _once(stage: StageMeasure) -> StageMeasure:
-    """The stage without what it saves that is resident anyway; of its output, that does not go in its backward."""
+def _without_resident_saved(stage: StageMeasure) -> StageMeasure:
+    """The stage without saved tensors that are resident anyway: its backward does not free its resident output."""
 
     def without(measured: Any) -> dict[str, Any]:
         return {
@@ -267,8 +273,8 @@ def _once(stage: StageMeasure) -> StageMeasure:
     return dataclasses.replace(stage, **without(stage), options=options)
 
 
-def _made_once(stage: StageMeasure) -> StageMeasure:
-    """The stage whose only forward makes what of its output is resident, and so counted before it is there."""
+def _without_resident_output_rise(stage: StageMeasure) -> StageMeasure:
+    """The stage whose only forward computes its resident output, which counts from the beginning of the step."""
     if not stage.pinned_bytes:
         return stage
     rise_bytes = stage.forward_rise_bytes - stage.pinned_bytes
@@ -333,7 +339,7 @@ def _join_loss(last: dict[str, Any], grad_before: int, in_both: bool) -> None:
 
 
 def shifted_ns(stage: StageMeasure) -> list[int]:
-    """By the options of a stage, what of its backward's time the chain counts with its forward."""
+    """For each option of a stage, how much of its backward's time the chain counts with its forward."""
     recompute_overhead_ns = 0 if stage.keep_reason else stage.recompute_overhead_ns
     options: list[StageMeasure | OptionMeasure] = [stage, *(option for _, option in stage.selective_options())]
     return [min(recompute_overhead_ns, measured.backward_ns) for measured in options]

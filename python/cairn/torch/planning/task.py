@@ -23,13 +23,13 @@ from ..._budget import Budget
 from ..base import budgets
 from ..base.choices import ACCUMULATED, CREATED
 from ..base.errors import InfeasibleBudget, Unsupported
-from ..schedule.dependent_counts import AS_PLAIN, Counted
+from ..schedule.dependent_counts import NO_ASSUMPTIONS, Assumptions
 from ..schedule.executed import as_performed, excess_bytes
 from ..schedule.peak_parts import first_over, grouped, peak_moment
 from ..schedule.transfer_plan import TransferPlan, peak_with_transfers
 from ..selective.block_runs import SelectiveOptions
 from . import arguments
-from .chains import Answer, Chains, counted_for
+from .chains import Answer, Chains, assumptions_for
 from .offload_plans import (
     Destination,
     Offloading,
@@ -149,7 +149,7 @@ class _Chosen:
     solver: str
     outcome: str
     transfer_plan: TransferPlan | None = None
-    counted: Counted = AS_PLAIN  # the assumptions under which the problem's sizes hold
+    assumed: Assumptions = NO_ASSUMPTIONS  # the assumptions under which the problem's sizes hold
 
     @classmethod
     def of(cls, answer: Answer) -> _Chosen | None:
@@ -165,7 +165,7 @@ class _Chosen:
             answer.least_bytes,
             solution.solver,
             str(solution.outcome),
-            counted=answer.counted,
+            assumed=answer.assumed,
         )
 
     def recorded(self, budget_bytes: int) -> dict[str, Any]:
@@ -329,8 +329,8 @@ class Task:
             beyond = excess_bytes(problem, ops, as_performed(ops, self.profile.refs))
             return max(peak_with_transfers(problem, chosen.transfer_plan)[1] + beyond, self.optimizer_peak)
         asked = self.scope, gradients
-        counted = counted_for(self.profile, asked, chosen.schedule.ops, chosen.counted.apart)
-        chain = chain_of(self.profile.chain(*asked, counted))
+        assumed = assumptions_for(self.profile, asked, chosen.schedule.ops, chosen.assumed.counted_twice)
+        chain = chain_of(self.profile.chain(*asked, assumed))
         replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, chosen.schedule.ops), None)
         return max(known_number(replayed.peak_bytes), self.optimizer_peak)
 

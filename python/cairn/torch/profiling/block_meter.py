@@ -32,7 +32,7 @@ from ..rerun_state.preserve import Buffers, Randomness
 from ..rerun_state.side_effects import SideEffects
 from . import isolated_block
 from .captured_inputs import leaves_behind, places_of, refuse
-from .side_outputs import Arrivals, SideOutputs, collecting_apart
+from .side_outputs import Arrivals, SideOutputs, hidden_from_collectors
 from .untracked_tensors import untracked_storages
 
 
@@ -122,7 +122,7 @@ class BlockMeter:
             self._block.all_modules(), with_large=True
         )  # what was there is released by no run that saves
         side_effects = SideEffects(self._block.all_modules())
-        with collecting_apart():
+        with hidden_from_collectors():
             fingerprints = self.run_saving(function, arguments, pending, created)
             if fingerprints is None:
                 attributes.restore()
@@ -297,7 +297,7 @@ class BlockMeter:
             return Layout(tensor)
 
         own = _compat.InnerHooks(lambda pack, unpack: (counting, Layout.tensor) if takes_own else (pack, unpack))
-        with collecting_apart(), _compat.saved_tensors_hooks(counting, Layout.tensor), own:
+        with hidden_from_collectors(), _compat.saved_tensors_hooks(counting, Layout.tensor), own:
             args, kwargs = arguments.source(isolated_block.Hooks())
             arguments.run(function, args, kwargs)
         attributes.restore()
@@ -310,7 +310,7 @@ class BlockMeter:
         there = [ref.storage() for ref, _ in self._added]
         with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
-            side_outputs, lent = SideOutputs(self._block.all_modules()), arguments.lent(args, kwargs)
+            side_outputs, lent = SideOutputs(self._block.all_modules()), arguments.with_container_copies(args, kwargs)
             result = arguments.run(function, args, kwargs)
         self.side_output_gradients = Arrivals(side_outputs.tensors(result))
         passed = memory.storages((*arguments.tensors, *tensors_in(result)))
@@ -325,7 +325,7 @@ class BlockMeter:
         self._mark("bridge base")
         output = isolated_block.bridge(result, arguments.differentiable, hooks, self.leaving)
         self._mark("bridge end")
-        lent.hand_back(self._block.name, result, output)
+        lent.apply_changes(self._block.name, result, output)
         self._mark("plain left")  # the result and its graph, which holds what its functions hide from autograd
         return output
 
@@ -369,7 +369,7 @@ def captured_by(
 ) -> list[str]:
     """Turn a block's captured inputs into arguments, and return the place of each."""
     state, attributes = Rewinding(block, device), Attributes(block.all_modules(), with_large=True)
-    with collecting_apart():
+    with hidden_from_collectors():
         arguments.capture(function)
     places = places_of(arguments.captured, block.all_modules())
     attributes.restore()

@@ -20,7 +20,7 @@ from ..base import _compat
 from ..base.errors import Unsupported
 from ..base.tree import Tree, tensors_inside
 from ..rerun_state.globals_and_closures import values_read
-from ..rerun_state.hook_closures import is_own_object, reached
+from ..rerun_state.hook_closures import is_own_object, objects_of_hooks
 from ..rerun_state.module_state import OF_EVERY_MODULE
 from ..rerun_state.parametrized import cached_weights
 
@@ -128,7 +128,7 @@ def _named(modules: Sequence[nn.Module]) -> Iterable[tuple[torch.Tensor, str]]:
     """The tensors that code of modules may read, with their places."""
     read = values_read(modules, _may_hold)()
     places: list[tuple[str, Any]] = [(name, value) for name, value in read]
-    places += [(f"'{name}', which it has at hand,", value) for _, name, value in reached(modules)]
+    places += [(f"'{name}', which it has at hand,", value) for _, name, value in objects_of_hooks(modules)]
     for module in modules:
         for name, value in list(vars(module).items()):
             if name not in OF_EVERY_MODULE:

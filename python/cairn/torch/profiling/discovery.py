@@ -151,7 +151,7 @@ def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iter
     if _compat.compiled_inside(module) is not None:
         return
     if _is_container(module) or _repeats_its_child(module, observed):
-        yield from _opened(module, called, observed)
+        yield from _expanded(module, called, observed)
         return
     containers = [(child, list(_in_containers(child, called, observed))) for child in module.children()]
     whole = {id(child) for child, parts in containers if parts and _is_mostly_between(child, parts, observed)}
@@ -175,11 +175,11 @@ def _is_mostly_between(module: nn.Module, children: Sequence[nn.Module], observe
     )
 
 
-def _opened(container: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:
+def _expanded(container: nn.Module, called: Set[int], observed: Trace) -> Iterator[nn.Module]:
     for child in container.children():
         inner = child if _is_container(child) else _all_but(child, observed)
         if inner is not None and len([part for part in inner.children() if id(part) in called]) > 1:
-            yield from _opened(inner, called, observed)
+            yield from _expanded(inner, called, observed)
         elif id(child) in called:
             yield child
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from ..base.stage_measure import StageMeasure
 
 
-def parted(changes: Sequence[int]) -> tuple[list[int], list[int]]:
+def split_lasting(changes: Sequence[int]) -> tuple[list[int], list[int]]:
     """Split the level after each of several changes into a lasting and a temporary part.
 
     Returns the lasting rise of each change, and the temporary bytes after each, which are freed later. A level is at
@@ -30,8 +30,8 @@ def count(stages: Sequence[StageMeasure], created: Sequence[int], accumulated: S
 
     Everything is in the order of the forward pass.
     """
-    raised, waiting = parted(created[::-1])
-    raised_adding, waiting_adding = parted(accumulated[::-1])
+    raised, waiting = split_lasting(created[::-1])
+    raised_adding, waiting_adding = split_lasting(accumulated[::-1])
     for place, stage in enumerate(reversed(stages)):
         stage.weight_grad_bytes += raised[place]
         stage.accumulated_weight_grad_bytes += raised_adding[place]

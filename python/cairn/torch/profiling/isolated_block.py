@@ -26,7 +26,7 @@ import torch
 from ..base import _compat, memory
 from ..base.blocks import Block
 from ..base.errors import Unsupported
-from ..base.layouts import Layouts, layouts_of, made, saving_nothing
+from ..base.layouts import Layouts, layouts_of, new_tensors, saving_nothing
 from ..base.tree import Tree, children, fill, tensors_in
 from ..rerun_state.kv_caches import own_caches
 from .captured_inputs import InputFinder, Replacing, has_earlier_nodes
@@ -62,8 +62,10 @@ class _Sink(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        grads = made(ctx.grads)
-        ctx.shared = [g for g, layout in zip(grads, ctx.grads, strict=True) if layout is not None and layout.waits]
+        grads = new_tensors(ctx.grads)
+        ctx.shared = [
+            g for g, layout in zip(grads, ctx.grads, strict=True) if layout is not None and layout.is_held_by_others
+        ]
         ctx.hooks.begun()
         return None, None, *grads
 
@@ -92,7 +94,7 @@ class _Leaving(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
-        result = made(ctx.grads)
+        result = new_tensors(ctx.grads)
         ctx.hooks.begun()
         return None, None, None, *result
 
@@ -177,7 +179,7 @@ class Arguments:
         passed = set(map(id, self._tree.leaves))
         self._take([tensor for tensor in self.captured if id(tensor) not in passed])
 
-    def lent(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ContainerCopies:
+    def with_container_copies(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ContainerCopies:
         """The arguments for the run whose result the caller sees; call this before the run."""
         return ContainerCopies(self._value, (args, kwargs))
 
@@ -206,7 +208,7 @@ class ContainerCopies:
         ]
         self._theirs = {id(copied): (_reference_to(copied), value) for value, copied in pairs} if self._lent else {}
 
-    def hand_back(self, name: str, result: Any, output: Any) -> None:
+    def apply_changes(self, name: str, result: Any, output: Any) -> None:
         """Apply the changes that the run of the block of this name made in its copies to the caller's containers.
 
         output: the tensors that replace those of the block's result. Raises Unsupported for a changed tensor that has
@@ -281,11 +283,11 @@ def bridge(output: Any, inputs: Sequence[torch.Tensor], hooks: Hooks, grads: Lay
     """
     same = {identity(t): t for t in inputs}
     tree = Tree.of(output)
-    made = [t for t in tree.leaves if t.requires_grad and identity(t) not in same]
-    taken = [detached(t) for t in made]
+    new_tensors = [t for t in tree.leaves if t.requires_grad and identity(t) not in same]
+    taken = [detached(t) for t in new_tensors]
     fresh: Iterator[torch.Tensor] = iter(())
-    if made:
-        link = _Leaving.apply(_anchor(made[0].device), hooks, layouts_of(inputs, grads), *inputs)
+    if new_tensors:
+        link = _Leaving.apply(_anchor(new_tensors[0].device), hooks, layouts_of(inputs, grads), *inputs)
         fresh = iter(_Arriving.apply(link, hooks, taken))
     return tree.build([_replaced(t, same, fresh) for t in tree.leaves])
 

@@ -11,7 +11,7 @@ import collections
 import functools
 from collections.abc import Mapping, Sequence, Set
 
-from ..base.layouts import bytes_of, without_waiting
+from ..base.layouts import bytes_of, without_other_holders
 from ..base.stage_measure import IN_ATTRIBUTES, RETURNS_UNTRACKED, SIDE_OUTPUTS, SLACK_BYTES, StageMeasure
 from ..base.stages import shown
 from . import gradient_lifetimes
@@ -85,9 +85,9 @@ class MemoryPass(StepRecording):
     def _pass_layouts_on(self) -> None:
         """Predicts layouts for the next pass, through blocks that hand on their gradient (residual streams)."""
         for before, run in zip(reversed(self._runs[:-1]), reversed(self._runs), strict=False):
-            handed_on = run.alone.leaving == without_waiting(run.alone.arriving)
+            handed_on = run.alone.leaving == without_other_holders(run.alone.arriving)
             if before.chained_to and not is_settled(run) and handed_on:
-                before.arriving = without_waiting(run.arriving)
+                before.arriving = without_other_holders(run.arriving)
 
     def _find_main_inputs(self) -> None:
         """Finds the inputs on the chain: those that no other block reads."""
@@ -123,10 +123,10 @@ class MemoryPass(StepRecording):
             segment.saved_bytes = max(0, growth)
             self._made_between += segment.saved_bytes
             return False
-        takes = growth > SLACK_BYTES or self._takes_for_the_moment(index)
+        takes = growth > SLACK_BYTES or self._has_temporary_peak(index)
         return bool(index) or takes or not set(main) <= self._static
 
-    def _takes_for_the_moment(self, index: int) -> bool:
+    def _has_temporary_peak(self, index: int) -> bool:
         """Whether the forward or backward of a segment has a peak above the levels before and after it."""
         segment = self._segments[index]
         ways: list[tuple[Moment | None, Moment | None]] = [(segment.begin, segment.end)]
@@ -150,7 +150,7 @@ class MemoryPass(StepRecording):
         before = self._runs[index - 1 : index] if index else []
         made = sum(max(0, n - segment.replacing.get(key, 0)) for key, n in main.items() if key not in self._known)
         viewed = sum(
-            bytes_in(run, run.viewed & self._left_by(run)) for run in before
+            bytes_in(run, run.viewed & self._unread_outputs(run)) for run in before
         )  # passed on in addition to its own result
         growth = self._growth(segment)
         made = min(made, max(growth, 0))  # an input that was there before counts with the segment that made it
@@ -158,7 +158,7 @@ class MemoryPass(StepRecording):
         copies = self._copies_of(stage, 2 * index)
         segment.saved_bytes = max(growth - copies.unsaved_bytes, made, 0)
         stage.saved_bytes = segment.saved_bytes + viewed
-        left = sum(bytes_in(run, self._left_by(run)) for run in before)  # counted here, not in the block
+        left = sum(bytes_in(run, self._unread_outputs(run)) for run in before)  # counted here, not in the block
         self._read_segment_forward(index, segment, stage)
         stage.forward_rise_bytes += left
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
@@ -169,7 +169,7 @@ class MemoryPass(StepRecording):
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
         self._read_segment_backward(segment, stage)
         stage.saved_bytes += sum(
-            bytes_in(run, self._left_by(run) & (self._alive_at_backward - run.viewed)) for run in before
+            bytes_in(run, self._unread_outputs(run) & (self._alive_at_backward - run.viewed)) for run in before
         )
         return stage
 
@@ -179,7 +179,7 @@ class MemoryPass(StepRecording):
         stage.made_copies, stage.saved_copies = copies.made, copies.saved
         return copies
 
-    def _left_by(self, run: BlockRun) -> set[int]:
+    def _unread_outputs(self, run: BlockRun) -> set[int]:
         """The outputs that no block reads as they are: the segment behind reads, and may hold them or hand them on.
 
         An output that the block saves itself is one of them only if nobody else holds it.
@@ -206,10 +206,10 @@ class MemoryPass(StepRecording):
         assert end is not None
         meter, middle = self._meter, returned or end
         stage.listed, level = self._held_outputs(index, segment)
-        missing = self._pinned_but_gone(begin, begin, middle)
+        missing = self._freed_resident_bytes(begin, begin, middle)
         stage.forward_rise_bytes = meter.peak(begin.mark, middle.mark) - level + missing
         if returned is not None:
-            missing = self._pinned_but_gone(begin, returned, end)
+            missing = self._freed_resident_bytes(begin, returned, end)
             rest = meter.peak(returned.mark, end.mark) - level + missing + sum(stage.listed.values())
             stage.listed_slack_bytes = max(0, rest - stage.forward_rise_bytes)
             stage.forward_rise_bytes = max(rest, stage.forward_rise_bytes)
@@ -239,7 +239,7 @@ class MemoryPass(StepRecording):
                 others += size
         return listed, others
 
-    def _pinned_but_gone(self, begin: Moment, first: Moment, last: Moment) -> int:
+    def _freed_resident_bytes(self, begin: Moment, first: Moment, last: Moment) -> int:
         """Bytes of resident outputs that are alive at `begin`, but freed before the peak between two moments."""
         gone = begin.outputs.keys() & self._pinned - last.outputs.keys()
         return sum(begin.outputs[key] for key in gone if not self._is_at_peak(key, first.mark, last.mark))
@@ -265,7 +265,7 @@ class MemoryPass(StepRecording):
         if begin is None or end is None or end.mark < begin.mark:
             return
         base = self._segment_bytes(begin) + begin.outputs_bytes + stage.grad_bytes
-        created, accumulated = self._going_in(begin, end)
+        created, accumulated = self._freed_gradients(begin, end)
         saved = {key for run in self._runs for key in run.saved_outputs}
         gone = [(self._gone.get(key, 0), -size) for key, size in begin.outputs.items() if key in saved]
         stays = [(mark, size) for mark, size in gone if begin.mark < mark <= end.mark]  # a block that is kept has them
@@ -302,7 +302,7 @@ class MemoryPass(StepRecording):
         begin, end = segment.backward_begin, segment.backward_end
         if begin is None or end is None or end.mark < begin.mark or self._has_others_backward(index):
             return
-        created, accumulated = self._going_in(begin, end)
+        created, accumulated = self._freed_gradients(begin, end)
         rise, rise_adding = (
             peak_without(meter, begin.mark, end.mark, going) - (meter.level(end.mark) - sum(size for _, size in going))
             for going in (created, accumulated)
@@ -333,10 +333,10 @@ class MemoryPass(StepRecording):
         if begin is None or end is None or end.mark < begin.mark:
             return 0, 0
         change = self._segment_bytes(end) - self._segment_bytes(begin) + segment.saved_bytes
-        created, accumulated = self._going_in(begin, end)
+        created, accumulated = self._freed_gradients(begin, end)
         return change - sum(size for _, size in created), change - sum(size for _, size in accumulated)
 
-    def _going_in(self, begin: Moment, end: Moment) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def _freed_gradients(self, begin: Moment, end: Moment) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
         """Gradients that a step frees between two moments of its backward, though this pass has them to its end.
 
         Two lists of marks and bytes: where the step creates its gradients, and where it adds to existing ones.
@@ -368,7 +368,10 @@ class MemoryPass(StepRecording):
         stage.listed, held = self._passing(run.alive)
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
-        apart, left = (run.pinned | run.unread) & run.made, self._left_by(run)  # not kept or dropped by the chain
+        apart, left = (
+            (run.pinned | run.unread) & run.made,
+            self._unread_outputs(run),
+        )  # not kept or dropped by the chain
         if apart or (run.is_held and run.saved_outputs):
             stage.offloadable_bytes, stage.output_is_offloadable = 0, False
         elif run.is_held:  # the rest can be offloaded

@@ -34,7 +34,7 @@ from .option_proofs import LEAST_BYTES, OptionTimes, Proofs
 from .option_runs import BlockRuns
 from .parameter_users import ParameterUsers
 from .sample import Sample, backward_of
-from .side_outputs import collecting_apart
+from .side_outputs import hidden_from_collectors
 from .step_records import StepMeasure
 
 MAX_OPTIONS = 12  # keep everything among them, of a block that saves no more than a part of the step
@@ -54,7 +54,7 @@ class OptionPass:
     ) -> None:
         self._sample, self._blocks, self._measured = sample, blocks, measured
         self._parameter_users, self._device = parameter_users, device
-        self._measured_kinds: dict[Any, _Opening] = {}
+        self._measured_kinds: dict[Any, _BlockOptions] = {}
         self._index = 0
         self._calls: dict[int, int] = {}
         self._part_bytes = sum(stage.saved_bytes for stage in measured.stages) // PARTS
@@ -77,18 +77,18 @@ class OptionPass:
         if stage.captured:
             captured_by(block, function, arguments, self._device)
         if stage.may_be_selective:
-            with collecting_apart():
-                self._look_into(stage, block, call, function, arguments)
+            with hidden_from_collectors():
+                self._measure_kind(stage, block, call, function, arguments)
         with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
-            lent = arguments.lent(args, kwargs)
+            copies = arguments.with_container_copies(args, kwargs)
             result = arguments.run(function, args, kwargs)
         self._sample.reporter.one_done()
         output = isolated_block.bridge(result, arguments.differentiable, isolated_block.Hooks())
-        lent.hand_back(block.name, result, output)
+        copies.apply_changes(block.name, result, output)
         return output
 
-    def _look_into(
+    def _measure_kind(
         self,
         stage: StageMeasure,
         block: Block,
@@ -111,11 +111,11 @@ class OptionPass:
             if kind not in self._measured_kinds:
                 run.pending = self._parameter_users.with_pending_gradients(block, call)
                 run.shared = {id(p) for p in parameters_of(block) if self._parameter_users.is_shared(p)}
-                self._measured_kinds[kind] = _Opening(run, stage, graph, self._part_bytes, self._sample.reporter)
+                self._measured_kinds[kind] = _BlockOptions(run, stage, graph, self._part_bytes, self._sample.reporter)
         self._measured_kinds[kind].describe(stage)
 
 
-class _Opening:
+class _BlockOptions:
     """The measured options of one kind of block."""
 
     def __init__(

@@ -14,7 +14,7 @@ from ..rerun_state.rng_and_autocast import RandomState
 from ..selective.recompute import Recipe, TensorRecompute
 from . import isolated_block
 from .block_meter import BlockMeter, Created, parameters_of
-from .option_proofs import Where
+from .option_proofs import BlockInputs
 from .option_runs import BlockRuns
 
 
@@ -87,7 +87,7 @@ class _Saved:
         if tensor is not None:
             return tensor
         recomputed = self._tensor_recompute.tensor(
-            index, Where(self._leaves, self._run.parameters(), self._run.buffers())
+            index, BlockInputs(self._leaves, self._run.parameters(), self._run.buffers())
         )
         assert recomputed is not None
         return recomputed

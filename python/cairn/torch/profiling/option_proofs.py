@@ -33,7 +33,7 @@ class OptionTimes:
     recomputing_ns: int = 0
 
 
-class _NotTheSame(Exception):
+class _NotReproduced(Exception):
     """A tensor did not come out as it was saved."""
 
     def __init__(self, pack: int) -> None:
@@ -52,7 +52,7 @@ class Proofs:
         for _ in range(ATTEMPTS):
             try:
                 return self._try()
-            except _NotTheSame as error:
+            except _NotReproduced as error:
                 self._rule_out(error.pack)
         return []
 
@@ -74,7 +74,7 @@ class Proofs:
             return saved[-1]
 
         args, kwargs = self._run.arguments.source(isolated_block.Hooks())
-        where = Where(Tree.of((args, kwargs)).leaves, self._run.parameters(), self._run.buffers())
+        where = BlockInputs(Tree.of((args, kwargs)).leaves, self._run.parameters(), self._run.buffers())
         with _compat.saved_tensors_hooks(pack, lambda tensor: tensor):
             self._run.arguments.run(self._run.function, args, kwargs)
         torch.clear_autocast_cache()
@@ -85,7 +85,7 @@ class Proofs:
         return [(recipe, self._proved(recipe, saved, states, where)) for recipe in recipes]
 
     def _proved(
-        self, recipe: Recipe, saved: Sequence[torch.Tensor], states: Sequence[RandomState], where: Where
+        self, recipe: Recipe, saved: Sequence[torch.Tensor], states: Sequence[RandomState], where: BlockInputs
     ) -> OptionTimes:
         took: list[OptionTimes] = []
         if set(recipe.decisions) == {KEEP}:
@@ -111,14 +111,14 @@ class Proofs:
         )
 
     def _recompute_all(
-        self, recompute: TensorRecompute, saved: Sequence[torch.Tensor], where: Where, took: OptionTimes
+        self, recompute: TensorRecompute, saved: Sequence[torch.Tensor], where: BlockInputs, took: OptionTimes
     ) -> None:
         for index in recompute.recipe.order:
             began = self._now()
             again = recompute.tensor(index, where)
             took.recomputing_ns += self._now() - began
             if again is None or not _same(again, saved[index]):
-                raise _NotTheSame(index)
+                raise _NotReproduced(index)
             del again
 
     def _now(self) -> int:
@@ -134,7 +134,7 @@ def _same(first: torch.Tensor, second: torch.Tensor) -> bool:
 
 
 @dataclasses.dataclass
-class Where:
+class BlockInputs:
     """The inputs of a block, while its options are proved."""
 
     arguments: Sequence[torch.Tensor]

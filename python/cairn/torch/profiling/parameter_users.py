@@ -75,9 +75,9 @@ class ParameterUsers:
         is_first = place == self._users.get(id(parameter), [place])[0]
         return self.is_shared(parameter) and is_first and self._used_by_model.get(id(parameter), place + 1) > place
 
-    def come_before(self, parameter: torch.Tensor, place: int) -> tuple[int, int]:
-        """How many of the blocks' gradients of a parameter come before what comes outside of them at a place, and how
-        many come after that.
+    def gradients_around(self, parameter: torch.Tensor, place: int) -> tuple[int, int]:
+        """How many of the blocks' gradients of a parameter arrive before, and how many after, the gradient that arrives
+        outside of blocks at a place.
         """
         users = self._users.get(id(parameter), [])
         first = sum(user >= place for user in users)

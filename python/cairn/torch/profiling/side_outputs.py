@@ -19,7 +19,7 @@ from ..base import _compat, memory
 from ..base.layouts import Layout, Layouts, layouts_of
 from ..base.tree import ATOMS, tensors_in, unique_tensors_in
 from ..rerun_state.attributes import MANY, NESTED
-from ..rerun_state.hook_closures import CONTAINERS, own_names, reached
+from ..rerun_state.hook_closures import CONTAINERS, objects_of_hooks, own_names
 from ..rerun_state.module_state import LARGE_BYTES, OF_EVERY_MODULE
 from ..rerun_state.parametrized import cached_weights
 from . import isolated_block
@@ -66,12 +66,12 @@ class SideOutputs:
         seen: set[int] = set()
         for part in self._parts:
             yield from _names_in(vars(part), (id(part),), seen, _IGNORED)
-        for module, name, value in reached(self._parts):
+        for module, name, value in objects_of_hooks(self._parts):
             names = vars(value) if isinstance(value, nn.Module) else {name: value}
             yield from _names_in(names, (id(module), "at hand"), seen)
 
     def _tensors(self) -> list[torch.Tensor]:
-        at_hand = (value for _, _, value in reached(self._parts))
+        at_hand = (value for _, _, value in objects_of_hooks(self._parts))
         attributes = [value for part in self._parts for _, value in _items_of(vars(part), _IGNORED)]
         weights = list(cached_weights(self._parts).values())
         tensors = unique_tensors_in(
@@ -144,7 +144,7 @@ def _collected() -> Any:
 
 
 @contextlib.contextmanager
-def collecting_apart() -> Iterator[None]:
+def hidden_from_collectors() -> Iterator[None]:
     """Hide the body's module calls from code that collects results of modules, such as `output_hidden_states`."""
     collector, collected = _collector(), _collected()
     if collected is None:

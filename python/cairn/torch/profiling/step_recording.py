@@ -136,7 +136,7 @@ class StepRecording:
             self._created.note(parameter.grad)
         elif parameter.grad is not None and self._is_backward:
             size = memory.storage_bytes(parameter.grad)
-            first, after = self._parameter_users.come_before(parameter, self._place)
+            first, after = self._parameter_users.gradients_around(parameter, self._place)
             if first:
                 self._added.append((self._meter.mark(), size, size if after else 2 * size))
 
@@ -151,7 +151,7 @@ class StepRecording:
             if run.chained_to:
                 run.pinned |= {ref.key for ref in run.outputs if ref.alive()}
         self._held = memory.storages(tensors_in((output, loss)))
-        left = self._record_left()
+        left = self._record_side_outputs()
         torch.clear_autocast_cache()
         self._segments[-1].backward_begin = self._moment()
         self._place = len(self._runs)
@@ -266,7 +266,7 @@ class StepRecording:
         """The outputs of blocks, and storages that are resident during the whole step."""
         return {ref.key for run in self._runs for ref in run.outputs} | self._static
 
-    def _record_left(self) -> list[Any]:
+    def _record_side_outputs(self) -> list[Any]:
         """Counts the side outputs of blocks. They are resident until the next step replaces them.
 
         Returns their storages, to be held during the backward: where only the loss holds a side output, a block that is
@@ -317,14 +317,14 @@ class StepRecording:
         run.outputs = [ref for key, ref in refs.items() if key not in known]
         run.tensors = [
             (
-                weakref.ref(t, functools.partial(self._record_gone, _compat.storage_id(t))),
+                weakref.ref(t, functools.partial(self._record_freed, _compat.storage_id(t))),
                 isolated_block.identity(t),
                 t._version,
             )
             for t in fresh
         ]
 
-    def _record_gone(self, storage: int, _: weakref.ref[torch.Tensor]) -> None:
+    def _record_freed(self, storage: int, _: weakref.ref[torch.Tensor]) -> None:
         """Notes the mark at which an output is freed."""
         if self._meter.is_here():
             self._gone[storage] = self._meter.mark()
@@ -345,7 +345,7 @@ class StepRecording:
         def begun() -> None:
             for layout, ref in zip(run.arriving, there, strict=True):
                 if layout is not None and ref is not None:
-                    layout.waits = ref.alive()
+                    layout.is_held_by_others = ref.alive()
             there.clear()
             before.backward_begin, self._place = self._moment(), index
             run.arguments.clear()  # the segment before the block made them, and its backward frees them

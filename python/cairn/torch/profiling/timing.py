@@ -22,7 +22,7 @@ from ..rerun_state.preserve import Randomness
 from . import isolated_block, overhead
 from .block_meter import captured_by
 from .sample import Sample, backward_of
-from .side_outputs import SideOutputs, collecting_apart
+from .side_outputs import SideOutputs, hidden_from_collectors
 from .step_records import StepMeasure
 
 
@@ -97,14 +97,14 @@ class TimePasses:
             self._timed.add(_kind(stage))
             state = Randomness(self._device)
             attributes = Attributes(block.all_modules(), with_large=bool(stage.captured))  # which it may take out
-            with collecting_apart():
+            with hidden_from_collectors():
                 self._time_saving(stage, block, function, arguments)
             attributes.restore()
             state.restore()
         result, lent = self._time_forward_only(stage, function, arguments)
         hooks = isolated_block.Hooks(arrived=lambda grads: self._close_backward(index + 1), begun=self._begin_backward)
         output = isolated_block.bridge(result, arguments.differentiable, hooks)
-        lent.hand_back(block.name, result, output)
+        lent.apply_changes(block.name, result, output)
         del result, lent
         self._index += 1
         self._sample.reporter.one_done()
@@ -119,7 +119,7 @@ class TimePasses:
     ) -> tuple[Any, isolated_block.ContainerCopies]:
         with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
-            lent = arguments.lent(args, kwargs)
+            lent = arguments.with_container_copies(args, kwargs)
             began = self._now()
             result = arguments.run(function, args, kwargs)
             self._samples_of(stage).forward_only.append(self._now() - began)

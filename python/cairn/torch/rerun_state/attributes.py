@@ -25,7 +25,7 @@ from torch import nn
 from ..base import _compat, memory
 from ..base.errors import RecomputationError
 from . import generators
-from .hook_closures import has_attributes, reached
+from .hook_closures import has_attributes, objects_of_hooks
 from .module_state import LARGE_BYTES, OF_EVERY_MODULE, same_numbers
 from .parametrized import CachedWeights
 
@@ -88,7 +88,7 @@ class Attributes:
             for name, value in self._note(vars(module), (module, ""), are_names=True).items():
                 if type(value) not in ATOMS:
                     self._look_into(value, (module, name), NESTED)
-        for module, name, value in reached(modules):
+        for module, name, value in objects_of_hooks(modules):
             self._reach(value, (module, name))
 
     def _reach(self, value: Any, place: Place) -> None:
@@ -130,7 +130,7 @@ class Attributes:
                 self._look_into_all(items.values() if kind in DICTS else items, place, depth)
         elif _is_small_array(value):
             self._generators.append(functools.partial(operator.setitem, value, ..., value.copy()))
-        elif (put_back := generators.putting_back(value)) is not None:
+        elif (put_back := generators.restorer_of(value)) is not None:
             self._generators.append(put_back)
         elif depth == NESTED and has_attributes(value) and (names := self._unrecorded(value)) is not None:
             items = self._note(names, place, are_names=True)

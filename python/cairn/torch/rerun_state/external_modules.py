@@ -17,11 +17,11 @@ from torch import nn
 from .hook_closures import (
     CALLABLES,
     CONTAINERS,
-    at_hand,
     is_of_library,
     is_own_object,
     names_in,
     own_names,
+    referenced_objects,
 )
 from .module_state import OF_EVERY_MODULE
 
@@ -34,9 +34,9 @@ def external_modules_of(model: nn.Module, loss_fn: Callable[..., Any] | None, pa
     """The modules outside of a model that it, its loss or its arguments refer to."""
     search = _Search(model)
     for module in list(model.modules()):
-        search.look_behind(module)
+        search.search_module(module)
     for value in (loss_fn, *passed):
-        search.look_into(value, _DEPTH)
+        search.search_value(value, _DEPTH)
     return search.modules
 
 
@@ -48,18 +48,18 @@ class _Search:
         self._seen = set(map(id, model.modules()))
         self._room = _MOST
 
-    def look_behind(self, module: nn.Module) -> None:
+    def search_module(self, module: nn.Module) -> None:
         """The unregistered objects that a module refers to: in attributes, and as globals that its methods name."""
         for name, value in list(vars(module).items()):
             if name not in OF_EVERY_MODULE and name != "forward":
-                self.look_into(value, _DEPTH)
+                self.search_value(value, _DEPTH)
         for kind in type(module).__mro__:
             if id(kind) not in self._seen and not is_of_library(kind.__module__):
                 self._seen.add(id(kind))
                 for method in [each for each in vars(kind).values() if isinstance(each, types.FunctionType)]:
                     self._look_at_globals(method)
 
-    def look_into(self, value: Any, depth: int) -> None:
+    def search_value(self, value: Any, depth: int) -> None:
         """Finds modules in values: containers, functions or objects."""
         self._room -= 1
         is_atom = isinstance(value, (torch.Tensor, str, bytes, int, float))
@@ -72,7 +72,7 @@ class _Search:
         if inner:
             self._seen.add(id(value))
         for each in inner:
-            self.look_into(each, depth - 1)
+            self.search_value(each, depth - 1)
         if isinstance(value, types.FunctionType):
             self._look_at_globals(value)
 
@@ -87,7 +87,7 @@ class _Search:
         self._seen.update(map(id, new))
         self.modules += new
         for part in new:
-            self.look_behind(part)
+            self.search_module(part)
 
 
 def _inside(value: Any) -> Iterator[Any]:
@@ -97,7 +97,7 @@ def _inside(value: Any) -> Iterator[Any]:
     elif isinstance(value, (*CONTAINERS, tuple)):
         yield from value
     elif isinstance(value, CALLABLES):
-        yield from (inner for _, inner in at_hand(value))
+        yield from (inner for _, inner in referenced_objects(value))
     elif is_own_object(value):
         yield from own_names(value).values()
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 
-def putting_back(value: Any) -> Callable[[], Any] | None:
+def restorer_of(value: Any) -> Callable[[], Any] | None:
     """A call that restores a generator's present state; None if the value is no generator."""
     kind = type(value)
     if kind is torch.Generator:

@@ -31,7 +31,7 @@ from torch import nn
 
 from ..base import _compat
 from .guards import Place, ValueGuards, call, is_constant, is_guarded, value_at
-from .hook_closures import CALLABLES, at_hand, is_of_library, is_own_object, names_in, texts_in
+from .hook_closures import CALLABLES, is_of_library, is_own_object, names_in, referenced_objects, texts_in
 
 #: Returns a class, a Python module or an object; None if it no longer exists.
 Owner = Callable[[], Any]
@@ -392,7 +392,7 @@ class _Search:
 def _held_by(value: Any) -> Iterator[Any]:
     """The implicit arguments of a callable: the object of a bound method, or the arguments of a partial function."""
     if isinstance(value, (types.MethodType, functools.partial)):
-        yield from (held for _, held in at_hand(value))
+        yield from (held for _, held in referenced_objects(value))
     elif callable(value) and is_own_object(value):
         yield value
 

@@ -33,7 +33,7 @@ _HOOKS_OF_ALL = (
 _PLACES = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks", "forward")
 
 
-def reached(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]]:
+def objects_of_hooks(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]]:
     """The containers, modules and objects that hooks on these modules may change, each once, with hook and name."""
     hooks = [(module, hook) for module in modules if any(map(vars(module).get, _PLACES)) for hook in _hooks_of(module)]
     if any(_HOOKS_OF_ALL) and modules:
@@ -41,7 +41,7 @@ def reached(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, Any]
     seen = set(map(id, modules)) if hooks else set()
     for module, hook in hooks:
         if hook is not None:
-            for name, value in _behind(hook, "a hook", _FUNCTIONS_DEEP):
+            for name, value in _mutable_objects(hook, "a hook", _FUNCTIONS_DEEP):
                 if id(value) not in seen:
                     seen.add(id(value))
                     yield module, name, value
@@ -52,17 +52,17 @@ def _hooks_of(module: nn.Module) -> Iterator[Any]:
         yield from registry.values() if isinstance(registry, dict) else (registry,)
 
 
-def _behind(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
+def _mutable_objects(value: Any, name: str, depth: int) -> Iterator[tuple[str, Any]]:
     """The objects that a callable may change; or the value itself, if it is a container or an object."""
     if isinstance(value, CALLABLES):
         left = depth - isinstance(value, types.FunctionType)
-        for own, inner in at_hand(value) if left >= 0 else ():
-            yield from _behind(inner, own or name, left)
+        for own, inner in referenced_objects(value) if left >= 0 else ():
+            yield from _mutable_objects(inner, own or name, left)
     elif isinstance(value, (nn.Module, *CONTAINERS)) or is_own_object(value):
         yield name, value
 
 
-def at_hand(value: Any) -> Iterator[tuple[str, Any]]:
+def referenced_objects(value: Any) -> Iterator[tuple[str, Any]]:
     """The objects that a user's function, bound method or partial function refers to, by name if there is one."""
     if isinstance(value, types.FunctionType):
         if not is_of_library(value.__module__):
@@ -78,7 +78,7 @@ def captured_values(function: Any, depth: int = _FUNCTIONS_DEEP) -> Iterator[Any
     if isinstance(function, nn.Module):
         yield from (*function.parameters(), *function.buffers())
     elif isinstance(function, CALLABLES) and depth:
-        for _, value in at_hand(function):
+        for _, value in referenced_objects(function):
             yield from captured_values(value, depth - 1)
         if isinstance(function, types.FunctionType) and not is_of_library(function.__module__):
             named = map(function.__globals__.get, sorted(names_in(function.__code__)))

@@ -46,11 +46,11 @@ _modules_of = operator.itemgetter("_modules")
 _values_of = operator.methodcaller("values")
 
 _ABSENT = object()  # the value of an attribute that does not exist
-_LET_GO = object()  # the value of an attribute that is too large to hold
-_NEVER_LET_GO = OF_EVERY_MODULE | PATCHED_NAMES
+_NOT_HELD = object()  # the value of an attribute that is too large to hold
+_ALWAYS_HELD = OF_EVERY_MODULE | PATCHED_NAMES
 _RUNS_TO_LEARN = 2  # the first runs show which attributes a block changes; wrong results would have shown in them
 LARGE_BYTES = 4096  # least size of a tensor that is neither a loss nor a statistic
-_ITEMS_NOTED = 100
+_ITEMS_COMPARED = 100
 _PLAIN = frozenset((type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size))
 
 _Registry = dict[str, torch.Tensor | None]
@@ -145,17 +145,17 @@ class BlockState:
         buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
         copies: _Copies = {}
         names = list(map(dict.copy, attributes))
-        let_go = self._let_go(names) if self._runs == 0 or self._replaced else {}
+        released = self._release_large(names) if self._runs == 0 or self._replaced else {}
         if not buffers:
-            return Before(modules, attributes, self.children, parameters, buffers, [], copies, names, let_go)
+            return Before(modules, attributes, self.children, parameters, buffers, [], copies, names, released)
         changing = [i for i, buffer in enumerate(buffers) if buffer is not None and self._may_change(i, buffer)]
         chosen = [(i, buffers[i]) for i in sorted(with_neighbours(changing, buffers))]
         made = copied([buffer for _, buffer in chosen])
         copies.update({i: (buffer, copy) for (i, buffer), copy in zip(chosen, made, strict=True)})
         versions = _compat.versions(buffers)
-        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, names, let_go)
+        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, names, released)
 
-    def _let_go(self, names: Sequence[dict[str, Any]]) -> dict[_Place, int]:
+    def _release_large(self, names: Sequence[dict[str, Any]]) -> dict[_Place, int]:
         """Removes large attributes that a run may replace from `names`, so that they are not held until the run ends.
 
         Returns their identities; 0 for attributes that runs have replaced before, because a new object may have the
@@ -163,7 +163,7 @@ class BlockState:
         """
         places = self._replaced.copy()  # another thread may add to it
         if self._runs == 0:
-            places = {(index, name) for index, own in enumerate(names) for name in own.keys() - _NEVER_LET_GO}
+            places = {(index, name) for index, own in enumerate(names) for name in own.keys() - _ALWAYS_HELD}
         heavy = [(index, name) for index, name in places if not is_light(names[index].get(name))]
         identities = {(index, name): id(names[index].pop(name)) for index, name in heavy}
         return identities if self._runs == 0 else dict.fromkeys(identities, 0)
@@ -175,12 +175,12 @@ class BlockState:
         """
         assert before.names is not None
         changed = dict(_changed(before.attributes, before.names))
-        now = {place: before.attributes[place[0]].get(place[1]) for place in changed.keys() | before.let_go.keys()}
-        for place, identity in before.let_go.items():
+        now = {place: before.attributes[place[0]].get(place[1]) for place in changed.keys() | before.released.keys()}
+        for place, identity in before.released.items():
             if id(now[place]) == identity:
                 changed.pop(place, None)
             else:
-                changed[place] = _LET_GO
+                changed[place] = _NOT_HELD
         self._replaced.update(place for place in changed if not is_light(now[place]))
         self.is_steady = not changed
         if self._runs == 0:
@@ -212,13 +212,13 @@ class BlockState:
             self._changing |= {index for index, version in enumerate(before.versions) if now[index] != version}
         if before.copies:
             self._changing = with_neighbours(self._changing, before.buffers)
-            unwritten = [index for index in before.copies.keys() - self._changing if self._is_let_go(index, before)]
+            unwritten = [index for index in before.copies.keys() - self._changing if self._is_released(index, before)]
             staying = with_neighbours(before.copies.keys() - unwritten, before.buffers)
             for index in before.copies.keys() - staying:
                 del before.copies[index]
         return Record(self, before)
 
-    def _is_let_go(self, index: int, before: Before) -> bool:
+    def _is_released(self, index: int, before: Before) -> bool:
         """Whether a copy is dropped: it is large, and a comparison shows that the run did not write the buffer.
 
         Small copies stay, because their buffers may be written after the run.
@@ -246,7 +246,7 @@ class Before:
     versions: list[int]  # of the buffers
     copies: _Copies
     names: list[dict[str, Any]] | None = None  # values of the attributes; None after the run
-    let_go: dict[_Place, int] = field(default_factory=dict)  # identities of large values that `names` leaves out
+    released: dict[_Place, int] = field(default_factory=dict)  # identities of large values that `names` leaves out
     changed: dict[_Place, Any] = field(default_factory=dict)  # attributes that the run changed: their values before it
     is_in_doubt: bool = False  # the run changed large attributes that earlier runs did not change
     addresses: list[int] | None = None  # of the parameters, if they are known
@@ -378,7 +378,7 @@ def is_light(value: Any, depth: int = 2) -> bool:
         return True
     if isinstance(value, torch.Tensor):
         return value.grad_fn is None and memory.storage_bytes(value) <= LARGE_BYTES
-    if kind in (tuple, list, dict) and depth > 0 and len(value) <= _ITEMS_NOTED:
+    if kind in (tuple, list, dict) and depth > 0 and len(value) <= _ITEMS_COMPARED:
         return all(is_light(item, depth - 1) for item in (value.values() if kind is dict else value))
     return False
 

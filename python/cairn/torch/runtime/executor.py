@@ -315,7 +315,10 @@ class Executor:
         )
         self._thread.stage_of = prepared.stage_of
         try:
-            with _compat.modes_taken_back(), self._replaced.during_forward() if self._replaced.anything else _NOTHING:
+            with (
+                _compat.restoring_modes_on_failure(),
+                self._replaced.during_forward() if self._replaced.anything else _NOTHING,
+            ):
                 output = forward(*args, **kwargs)
             self._thread.run = None
             run.forward_ended()

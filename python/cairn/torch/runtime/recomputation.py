@@ -210,7 +210,7 @@ class Recomputation(StepValues):
         )
         recorder = RecomputePack(planned.name, first, op.kind == FORWARD_SAVE, checks_metadata, saving, fingerprints)
         self._trace.runs.append((op.kind, op.stage))
-        with _compat.modes_taken_back(), contextlib.ExitStack() as surroundings:
+        with _compat.restoring_modes_on_failure(), contextlib.ExitStack() as surroundings:
             modules = planned.state.modules()
             gather(modules, surroundings, stays=op.kind == FORWARD_SAVE)
             surroundings.enter_context(parametrized.restored_cache(block.weights))

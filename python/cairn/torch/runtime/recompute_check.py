@@ -100,7 +100,7 @@ class StepCheck:
                 self._there = _host_room(count)
             assert self._there is not None
             self._differing[stage].logical_or_(is_other)
-            is_new, self.event = self.event is None, sent(self._there, self._differing)
+            is_new, self.event = self.event is None, copy_to_host(self._there, self._differing)
             if is_new:
                 self._checks.pending.append(self)
 
@@ -134,7 +134,7 @@ def checks_for(device: torch.device | None, determinism_check: str) -> Checks | 
     return Checks(device) if hasattr(torch.get_device_module(device), "current_stream") else None
 
 
-def sent(target: torch.Tensor, source: torch.Tensor) -> Event:
+def copy_to_host(target: torch.Tensor, source: torch.Tensor) -> Event:
     """Submit the copy from the device to the host; the event happens when it is done."""
     target.copy_(source, non_blocking=True)
     stream = torch.get_device_module(source.device).current_stream(source.device)

@@ -28,70 +28,98 @@ Kept = dict[int, tuple[int, int]]  # by stage: the option, and the stage whose b
 
 
 @dataclasses.dataclass(frozen=True)
-class Counted:
-    """Suppositions of a chain; a schedule for which they hold keeps to its peak. Stages count from 1."""
+class Assumptions:
+    """What a chain's sizes assume about its schedule. A schedule for which this holds keeps to its predicted peak.
 
-    apart: frozenset[int] = frozenset()  # stages whose output is counted with those who hold it, too
-    repeated: frozenset[int] = frozenset()  # stages that make their resident outputs more than once
-    again: frozenset[int] = frozenset()  # those of them that then hand on what they have made
-    let_go: frozenset[tuple[int, str]] = frozenset()  # saved copies and outputs that are gone early, by stage and name
-    early: frozenset[int] = frozenset()  # stages that count what else is there when they first run
-    late_bytes: int = 0  # what more is taken elsewhere than by the last stage; counted there
-    wanted: frozenset[int] = frozenset()  # stages whose outputs stay although no stage saves them: others run from them
+    Stages count from 1.
 
-    def __or__(self, other: Counted) -> Counted:
-        return Counted(
-            self.apart | other.apart,
+    Attributes
+    ----------
+    counted_twice
+        Stages whose output counts with the stage and with the code that holds it.
+    repeated
+        Stages whose resident outputs are computed more than once.
+    recomputed_unsaved
+        Those of `repeated` that are recomputed without saving; the next stage reads the recomputed output.
+    released_early
+        Saved copies and outputs that the schedule frees before they end in plain training, by stage and name.
+    early
+        Stages whose first run counts the memory of `HeldInForward`.
+    late_bytes
+        By how much the peak elsewhere is above what the chain counts; the last stage counts it.
+    read_by_recomputation
+        Stages whose outputs stay, although no stage saves them, because later stages are recomputed from them.
+    """
+
+    counted_twice: frozenset[int] = frozenset()
+    repeated: frozenset[int] = frozenset()
+    recomputed_unsaved: frozenset[int] = frozenset()
+    released_early: frozenset[tuple[int, str]] = frozenset()
+    early: frozenset[int] = frozenset()
+    late_bytes: int = 0
+    read_by_recomputation: frozenset[int] = frozenset()
+
+    def __or__(self, other: Assumptions) -> Assumptions:
+        return Assumptions(
+            self.counted_twice | other.counted_twice,
             self.repeated | other.repeated,
-            self.again | other.again,
-            self.let_go | other.let_go,
+            self.recomputed_unsaved | other.recomputed_unsaved,
+            self.released_early | other.released_early,
             self.early | other.early,
             max(self.late_bytes, other.late_bytes),
-            self.wanted | other.wanted,
+            self.read_by_recomputation | other.read_by_recomputation,
         )
 
 
-AS_PLAIN = Counted()  # all that stages save stays
+NO_ASSUMPTIONS = Assumptions()  # every saved value stays until its backward
 
 
 def depends(stage: StageMeasure) -> bool:
-    """Whether what a stage counts depends on the schedule."""
+    """Whether the sizes of a stage depend on the schedule."""
     held = stage.also_held_bytes or stage.pinned_bytes or stage.added_bytes
     return bool(held or stage.passing_bytes or stage.made_copies or stage.listed)
 
 
-def all_let_go(stages: Sequence[StageMeasure]) -> Counted:
-    """Suppositions for every schedule, without outputs that later code holds, or that are recomputed."""
-    apart = frozenset(number for number, stage in enumerate(stages, 1) if stage.resident_saved_bytes)
+def safe_assumptions(stages: Sequence[StageMeasure]) -> Assumptions:
+    """Assumptions that hold for every schedule, except about outputs that later code holds or that are recomputed."""
+    counted_twice = frozenset(number for number, stage in enumerate(stages, 1) if stage.resident_saved_bytes)
     repeated = frozenset(number for number, stage in enumerate(stages, 1) if stage.pinned_bytes)
     early = frozenset(range(1, len(stages) + 1))
-    let_go = _let_go({}, stages) | _listed(stages)
-    return Counted(apart, repeated, let_go=let_go, early=early, wanted=passing(stages))
+    released_early = _copies_released_early({}, stages) | _listed_outputs(stages)
+    return Assumptions(
+        counted_twice, repeated, released_early=released_early, early=early, read_by_recomputation=passing(stages)
+    )
 
 
 def passing(stages: Sequence[StageMeasure]) -> frozenset[int]:
-    """The stages whose outputs go before the backward, unless the next stages are recomputed from them."""
+    """The stages whose outputs are freed before the backward, unless the next stages are recomputed from them."""
     return frozenset(number for number, stage in enumerate(stages, 1) if stage.passing_bytes)
 
 
-def supposed_by(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Counted:
-    """Suppositions that hold for a schedule, without early stages."""
+def assumptions_of(ops: Sequence[Op], stages: Sequence[StageMeasure]) -> Assumptions:
+    """The assumptions that hold for a schedule, `early` and `late_bytes` left empty."""
     kept = _kept(ops)
     always = {number for number, (_, until) in kept.items() if until == number}
     held = (
         number
         for number, stage in enumerate(stages, 1)
-        if (stage.also_held_bytes and lets_go(ops, number)) or (stage.resident_saved_bytes and number not in always)
+        if (stage.also_held_bytes and releases_early(ops, number))
+        or (stage.resident_saved_bytes and number not in always)
     )
-    listed = (pair for pair in _listed(stages) if not _stays(ops, pair[0], stages[pair[0] - 1]))
+    listed = (pair for pair in _listed_outputs(stages) if not _stays_in_forward(ops, pair[0], stages[pair[0] - 1]))
     pinned = {number for number, stage in enumerate(stages, 1) if stage.pinned_bytes}
-    repeated, again = (pinned & numbers for numbers in _repeated(ops))
-    let_go, wanted = _let_go(kept, stages) | frozenset(listed), passing(stages) - _only_kept(ops)
-    return Counted(frozenset(held), frozenset(repeated), frozenset(again), let_go, wanted=wanted)
+    repeated, recomputed_unsaved = (pinned & numbers for numbers in _repeated(ops))
+    return Assumptions(
+        frozenset(held),
+        frozenset(repeated),
+        frozenset(recomputed_unsaved),
+        _copies_released_early(kept, stages) | frozenset(listed),
+        read_by_recomputation=passing(stages) - _saved_with_next(ops),
+    )
 
 
-def _only_kept(ops: Sequence[Op]) -> set[int]:
-    """The stages that run once and keep everything, as the next one does, and of which nothing is moved."""
+def _saved_with_next(ops: Sequence[Op]) -> set[int]:
+    """The stages that run once and save everything, if the next stage does so too; none of their values is moved."""
     runs = collections.Counter(op[1] for op in ops if op[0] in FORWARDS)
     keep = {op[1] for op in ops if op[0] == FORWARD_SAVE and runs[op[1]] == 1 and not any(op[2:])}
     keep -= {op[2] for op in ops if op[0] not in (*FORWARDS, BACKWARD)}
@@ -102,18 +130,18 @@ def _repeated(ops: Sequence[Op]) -> tuple[set[int], set[int]]:
     """The stages that run more than once, and those that are recomputed without saving."""
     run: set[int] = set()
     repeated: set[int] = set()
-    again: set[int] = set()
+    recomputed_unsaved: set[int] = set()
     for op in ops:
         if op[0] not in FORWARDS:
             continue
         if op[1] in run:
             repeated.add(op[1])
-            again |= {op[1]} if op[0] != FORWARD_SAVE else set()
+            recomputed_unsaved |= {op[1]} if op[0] != FORWARD_SAVE else set()
         run.add(op[1])
-    return repeated, again
+    return repeated, recomputed_unsaved
 
 
-def _listed(stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
+def _listed_outputs(stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
     """The stages of which outputs are listed, with their names."""
     names = {name for stage in stages for name in stage.listed}
     return frozenset(pair for pair in _named(stages, range(1, len(stages) + 1)) if pair[1] in names)
@@ -124,16 +152,16 @@ def _named(stages: Sequence[StageMeasure], numbers: Iterable[int]) -> frozenset[
     return frozenset((number, shown(stages[number - 1].name, stages[number - 1].call)) for number in numbers)
 
 
-def _stays(ops: Sequence[Op], number: int, stage: StageMeasure) -> bool:
-    """Whether the first run of a stage leaves something that has its output, and that stays until the forward ends."""
-    left, removed_at = _left(ops, number)
+def _stays_in_forward(ops: Sequence[Op], number: int, stage: StageMeasure) -> bool:
+    """Whether the first run of a stage stores a value that contains its output and stays until the forward ends."""
+    left, removed_at = _first_result(ops, number)
     if removed_at < next((position for position, op in enumerate(ops) if op[0] == BACKWARD), len(ops)):
         return False
-    return left == SAVED or (left == OUTPUT and not stage.left_bytes)  # what is left is in no output of the chain
+    return left == SAVED or (left == OUTPUT and not stage.left_bytes)  # `left_bytes` are in no output of the chain
 
 
-def _left(ops: Sequence[Op], number: int) -> tuple[str, int]:
-    """The value that the first run of a stage leaves, and where it is removed: behind the last operation if never."""
+def _first_result(ops: Sequence[Op], number: int) -> tuple[str, int]:
+    """The value that the first run of a stage stores, and the position of its removal: after the last one if never."""
     left = ""
     for position, op in enumerate(ops):
         if not left and op[0] in FORWARDS and op[1] == number:
@@ -145,9 +173,11 @@ def _left(ops: Sequence[Op], number: int) -> tuple[str, int]:
     return left, len(ops)
 
 
-def _let_go(kept: Kept, stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
-    """The saved copies that are gone too early where stages keep these options until these stages' backwards: before
-    the region ends; or, if several stages save one, before the stage's own backward.
+def _copies_released_early(kept: Kept, stages: Sequence[StageMeasure]) -> frozenset[tuple[int, str]]:
+    """The saved copies of parameters that a schedule frees too early.
+
+    That is before the autocast region ends, or, if several stages save one copy, before the stage's own backward.
+    kept: for each stage, the option that it keeps, and until which stage's backward.
     """
     users = collections.Counter(name for stage in stages for name in stage.copies_held())
     return frozenset(
@@ -160,10 +190,10 @@ def _let_go(kept: Kept, stages: Sequence[StageMeasure]) -> frozenset[tuple[int, 
     )
 
 
-def lets_go(ops: Sequence[Op], stage: int) -> bool:
-    """Whether a schedule removes what the first run of a stage left before the backward of the next stage."""
+def releases_early(ops: Sequence[Op], stage: int) -> bool:
+    """Whether a schedule removes the value of a stage's first run before the backward of the next stage."""
     behind = (position for position, op in enumerate(ops) if op[0] == BACKWARD and op[1] == stage + 1)
-    return _left(ops, stage)[1] < next(behind, len(ops))
+    return _first_result(ops, stage)[1] < next(behind, len(ops))
 
 
 def _kept(ops: Sequence[Op]) -> Kept:
@@ -185,30 +215,30 @@ def _kept(ops: Sequence[Op]) -> Kept:
     return kept
 
 
-class Lingering:
-    """Autocast's copies and listed outputs, for a chain that supposes that some of them are let go."""
+class HeldInForward:
+    """Memory held during the forward: autocast's copies and outputs in lists, under a chain's assumptions."""
 
-    def __init__(self, stages: Sequence[StageMeasure], counted: Counted) -> None:
-        let_go = counted.let_go | _named(stages, passing(stages) - counted.wanted)
+    def __init__(self, stages: Sequence[StageMeasure], assumed: Assumptions) -> None:
+        released_early = assumed.released_early | _named(stages, passing(stages) - assumed.read_by_recomputation)
         self.uncounted: list[int] = []  # for each stage: bytes there when it first runs that no saved bytes have
         self._shared: list[set[str]] = []  # what it saves and an earlier one holds
         self._bytes: dict[str, int] = {}
         held: set[str] = set()
-        gone = {name for _, name in let_go}  # no parameter has the name of a stage
+        gone = {name for _, name in released_early}  # no parameter has the name of a stage
         for number, stage in enumerate(stages, 1):
             listed = sum(size for name, size in stage.listed.items() if name in gone)
             copies = sum(size for name, size in self._bytes.items() if name not in held)
             self.uncounted.append(copies + max(0, listed - stage.listed_slack_bytes))
-            mine = {name for name in stage.copies_held() if (number, name) not in let_go}
+            mine = {name for name in stage.copies_held() if (number, name) not in released_early}
             self._shared.append(mine & held)
             self._bytes.update(stage.made_copies)
             held |= mine
 
-    def count(self, number: int, stage: StageMeasure, described: dict[str, Any], counted: Counted) -> None:
+    def count(self, number: int, stage: StageMeasure, described: dict[str, Any], assumed: Assumptions) -> None:
         """Counts them in a stage of a chain."""
         is_last = number == len(self.uncounted)
-        late = counted.late_bytes if is_last else 0
-        more = late + (self.uncounted[number - 1] if is_last or number in counted.early else 0)
+        late = assumed.late_bytes if is_last else 0
+        more = late + (self.uncounted[number - 1] if is_last or number in assumed.early else 0)
         described["forward_only_workspace_bytes"] += more
         for index, option in enumerate(described["options"]):
             shared = sum(self._bytes[name] for name in self._shared[number - 1] & stage.copies_held(index))

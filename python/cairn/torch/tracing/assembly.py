@@ -183,11 +183,11 @@ class _Assembly:
         self.records = [each for record in self.records for each in (record, *behind.get(record, ()))]
 
     def _copy(self, where: Output) -> Record:
-        shows = where.record.shows[where.index]
+        geometry = where.record.geometries[where.index]
         record = Record(f"{where.record.name} (copy)", where.record.is_backward)
-        record.calls.append(Call(torch.ops.aten.clone.default, (where,), {}, f"copy {shows.described()}"))
-        record.hand_on(Local(0, 0), shows)
-        record.storages.append((-len(self.copies) - 1, shows.dense_bytes))
+        record.calls.append(Call(torch.ops.aten.clone.default, (where,), {}, f"copy {geometry.described()}"))
+        record.add_output(Local(0, 0), geometry)
+        record.storages.append((-len(self.copies) - 1, geometry.dense_bytes))
         self.copies[record] = where
         return record
 

@@ -209,18 +209,18 @@ class Recorder:
         record = Record(done.label, self.tape.in_backward, once=done.once)
         record.calls.append(self._call(done))
         self.tape.place(record)
-        self.tape.hand_on(record, 0, made, self._depends(done))
+        self.tape.add_outputs(record, 0, made, self._depends(done))
 
     def _view(self, done: _Performed, made: list[tuple[int, torch.Tensor]]) -> None:
         storage = self.tape.storage(made[0][1])
-        if all(Geometry.of(tensor) in storage.shows for _, tensor in made):
+        if all(Geometry.of(tensor) in storage.views for _, tensor in made):
             return  # it shows what is there already
         record = Record(done.label, self.tape.in_backward, base=storage.root)
         record.calls.append(self._call(done, reads=False))
         self.tape.place(record)
         for index, tensor in made:
-            shows = Geometry.of(tensor)
-            storage.shows.setdefault(shows, record.hand_on(Local(0, index), shows))
+            geometry = Geometry.of(tensor)
+            storage.views.setdefault(geometry, record.add_output(Local(0, index), geometry))
 
     def _check_again(self, done: _Performed) -> None:
         """Numbers were read: a run does so, too, and compares."""
@@ -280,7 +280,7 @@ class Recorder:
 
     def _write_into(self, record: Record, done: _Performed, storage: Storage) -> None:
         assert isinstance(storage.root, Output)
-        local = LocalStorage(record, record.outputs[storage.root.index], storage.root_shows)
+        local = LocalStorage(record, record.outputs[storage.root.index], storage.root_geometry)
         record.calls.append(self._call(done, {storage.ref.key: local}))
         name, backward, _ = record.name.partition(" (backward)")
         record.name = f"{name}+{done.label}{backward}"
@@ -288,19 +288,19 @@ class Recorder:
 
     def _overwrite(self, done: _Performed, storage: Storage) -> None:
         (tensor,) = done.written
-        shows = Geometry.of(tensor)
+        geometry = Geometry.of(tensor)
         record = Record(done.label, self.tape.in_backward, once=done.once)
-        empty = (shows.size, shows.stride, shows.dtype, tensor.device)
-        record.calls.append(Call(operators.fresh, empty, {}, f"fresh {shows.described()}"))
-        record.calls.append(self._call(done, {storage.ref.key: LocalStorage(record, Local(0, 0), shows)}))
+        empty = (geometry.size, geometry.stride, geometry.dtype, tensor.device)
+        record.calls.append(Call(operators.new_empty, empty, {}, f"empty {geometry.described()}"))
+        record.calls.append(self._call(done, {storage.ref.key: LocalStorage(record, Local(0, 0), geometry)}))
         self.tape.place(record)
-        self.tape.becomes(storage, record, Local(0, 0), shows)
+        self.tape.replace_contents(storage, record, Local(0, 0), geometry)
 
     def _replace(self, other: Operator, done: _Performed, storage: Storage) -> None:
         record = Record(operators.label(other), self.tape.in_backward)
         record.calls.append(self._call(done, function=other))
         self.tape.place(record)
-        self.tape.becomes(storage, record, Local(0, 0), Geometry.of(done.written[0]))
+        self.tape.replace_contents(storage, record, Local(0, 0), Geometry.of(done.written[0]))
 
     def _write_copies(
         self, done: _Performed, storages: Mapping[int, Storage], made: list[tuple[int, torch.Tensor]]
@@ -309,15 +309,15 @@ class Recorder:
         record = Record(done.label, self.tape.in_backward, once=done.once)
         local: dict[int, LocalStorage] = {}
         for key, storage in storages.items():
-            described = f"copied {storage.root_shows.described()} {storage.ref.nbytes}"
-            record.calls.append(Call(operators.copied, (storage.root,), {}, described))
-            local[key] = LocalStorage(record, Local(len(record.calls) - 1, 0), storage.root_shows)
+            described = f"copy {storage.root_geometry.described()} {storage.ref.nbytes}"
+            record.calls.append(Call(operators.copy_of, (storage.root,), {}, described))
+            local[key] = LocalStorage(record, Local(len(record.calls) - 1, 0), storage.root_geometry)
         record.calls.append(self._call(done, local))
         self.tape.place(record)
         last = len(record.calls) - 1
         for key, storage in storages.items():
-            self.tape.becomes(storage, record, local[key].local, storage.root_shows)
-        self.tape.hand_on(record, last, made, depends)
+            self.tape.replace_contents(storage, record, local[key].local, storage.root_geometry)
+        self.tape.add_outputs(record, last, made, depends)
 
     def _call(
         self,
@@ -330,7 +330,7 @@ class Recorder:
 
         def operand(tensor: torch.Tensor) -> Operand:
             own = (local or {}).get(_compat.storage_id(tensor))
-            return self.tape.operand(tensor, reads) if own is None else own.shown(Geometry.of(tensor))
+            return self.tape.operand(tensor, reads) if own is None else own.view(Geometry.of(tensor))
 
         function = function or done.function
         described = f"{function} {_mapped(done.args, _describe)} {_mapped(done.kwargs, _describe)}"

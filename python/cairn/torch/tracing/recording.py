@@ -24,7 +24,7 @@ from .surroundings import Surroundings
 
 
 @dataclass
-class _Left:
+class _StepTensors:
     """The tensors that a step leaves."""
 
     loss: torch.Tensor
@@ -49,11 +49,11 @@ def recorded(
         results = _results(recorder, surroundings, left)
         fingerprints = dict(_fingerprints(recorder, left, results))
     finally:
-        moved = _put_data_back(outside)
+        moved = _restore_data(outside)
         recorder.restore()
     after = Randomness(device)
-    _put_back(sample, known)
-    _check_untold(random, after, buffers, moved)
+    _restore_buffers(sample, known)
+    _check_undeclared_effects(random, after, buffers, moved)
     del left
     program = assembled(recorder.tape, results)
     random.restore_torch()
@@ -63,7 +63,7 @@ def recorded(
 
 def _step(
     sample: Sample, surroundings: Surroundings, recorder: Recorder, keep_output: bool, known: dict[str, torch.Tensor]
-) -> _Left:
+) -> _StepTensors:
     with recorder.recording():
         try:
             output, loss = sample.forward()
@@ -78,7 +78,7 @@ def _step(
             raise ValueError("the loss does not depend on anything that wants a gradient")
         recorder.tape.in_backward = True
         backward_of(output, loss)
-    left = _Left(loss.detach(), [], {}, {})
+    left = _StepTensors(loss.detach(), [], {}, {})
     if keep_output:
         left.outputs = [tensor.detach() for tensor in unique_tensors_in(output)]
     for name, tensor in surroundings.differentiable():
@@ -91,7 +91,7 @@ def _step(
     return left
 
 
-def _results(recorder: Recorder, surroundings: Surroundings, left: _Left) -> Results:
+def _results(recorder: Recorder, surroundings: Surroundings, left: _StepTensors) -> Results:
     """Where the results are in the record."""
     written = dict(recorder.tape.written())
     written.update((surroundings.index[name], recorder.tape.operand(tensor)) for name, tensor in left.buffers.items())
@@ -103,7 +103,7 @@ def _results(recorder: Recorder, surroundings: Surroundings, left: _Left) -> Res
     )
 
 
-def _fingerprints(recorder: Recorder, left: _Left, results: Results) -> Iterator[tuple[str, int]]:
+def _fingerprints(recorder: Recorder, left: _StepTensors, results: Results) -> Iterator[tuple[str, int]]:
     """The results of the recorded step, under the names of `Outcome.named`."""
     yield "the loss", fingerprint(left.loss)
     for name, grad in left.grads.items():
@@ -115,13 +115,13 @@ def _fingerprints(recorder: Recorder, left: _Left, results: Results) -> Iterator
         yield outside.name, fingerprint(left.buffers.get(outside.name, outside.tensor))
 
 
-def _put_back(sample: Sample, known: dict[str, torch.Tensor]) -> None:
+def _restore_buffers(sample: Sample, known: dict[str, torch.Tensor]) -> None:
     for path, buffer in known.items():
         owner, _, name = path.rpartition(".")
         sample.model.get_submodule(owner)._buffers[name] = buffer
 
 
-def _put_data_back(outside: list[tuple[str, torch.Tensor, torch.Tensor]]) -> list[str]:
+def _restore_data(outside: list[tuple[str, torch.Tensor, torch.Tensor]]) -> list[str]:
     """Gives tensors whose `data` was set their storage again; returns their names."""
     moved = []
     for name, tensor, before in outside:
@@ -131,7 +131,7 @@ def _put_data_back(outside: list[tuple[str, torch.Tensor, torch.Tensor]]) -> lis
     return moved
 
 
-def _check_untold(before: Randomness, after: Randomness, buffers: Buffers, moved: list[str]) -> None:
+def _check_undeclared_effects(before: Randomness, after: Randomness, buffers: Buffers, moved: list[str]) -> None:
     """Refuse a step with effects that operators do not declare."""
     if moved:
         raise Unsupported(f"the step sets the data of {moved[0]}, which no operator shows")

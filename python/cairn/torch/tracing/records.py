@@ -13,7 +13,7 @@ from .graph_program import Call, External, Local
 
 @dataclass(frozen=True)
 class Geometry:
-    """Which part of its storage a tensor shows, and how."""
+    """Which part of its storage a tensor covers, and with which shape, strides and type."""
 
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -71,8 +71,8 @@ class Record:
         What to do; operands stand in the place of tensors.
     outputs
         What it hands on.
-    shows
-        How each output shows its storage.
+    geometries
+        Of each output in its storage.
     storages
         Of each output, where they are new: the storage, as a number of its own, and its bytes.
     once
@@ -86,15 +86,15 @@ class Record:
     base: Output | External | None = None
     calls: list[Call] = field(default_factory=list)
     outputs: list[Local] = field(default_factory=list)
-    shows: list[Geometry] = field(default_factory=list)
+    geometries: list[Geometry] = field(default_factory=list)
     storages: list[tuple[int, int]] = field(default_factory=list)
     once: bool = False
     position: int = -1
 
-    def hand_on(self, local: Local, shows: Geometry) -> Output:
-        """Makes a result of one of its calls its own."""
+    def add_output(self, local: Local, geometry: Geometry) -> Output:
+        """Makes a result of one of its calls an output of the record."""
         self.outputs.append(local)
-        self.shows.append(shows)
+        self.geometries.append(geometry)
         return Output(self, len(self.outputs) - 1)
 
 
@@ -109,10 +109,10 @@ class Output:
 Operand = Output | External | Local
 
 
-def showing(operand: Operand, shows: Geometry) -> Call:
-    """The call that shows a storage in another way."""
-    where = (operand, shows.size, shows.stride, shows.offset, shows.dtype)
-    return Call(operators.shown, where, {}, f"shown {shows.described()}")
+def view_call(operand: Operand, geometry: Geometry) -> Call:
+    """The call that makes a view of a storage with this geometry."""
+    where = (operand, geometry.size, geometry.stride, geometry.offset, geometry.dtype)
+    return Call(operators.view_of_storage, where, {}, f"view {geometry.described()}")
 
 
 @dataclass
@@ -121,11 +121,11 @@ class LocalStorage:
 
     record: Record
     local: Local
-    shows: Geometry
+    geometry: Geometry
 
-    def shown(self, shows: Geometry) -> Local:
+    def view(self, geometry: Geometry) -> Local:
         """Where the record's calls find a part of it."""
-        if shows == self.shows:
+        if geometry == self.geometry:
             return self.local
-        self.record.calls.append(showing(self.local, shows))
+        self.record.calls.append(view_call(self.local, geometry))
         return Local(len(self.record.calls) - 1, 0)

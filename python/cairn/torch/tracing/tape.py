@@ -15,7 +15,7 @@ import torch
 from ..base import _compat, memory
 from ..base.errors import Unsupported
 from .graph_program import External, ExternalTensor, Local
-from .records import Geometry, Output, Record, showing
+from .records import Geometry, Output, Record, view_call
 from .step_watch import Places, existing_storages
 
 
@@ -29,9 +29,9 @@ class Storage:
         Which one.
     root
         What made its contents.
-    root_shows
-        How the root shows it.
-    shows
+    root_geometry
+        The root's view of it.
+    views
         Every view of the contents that is known.
     depends
         On parameters, inputs, random numbers: on more than the program's text.
@@ -45,16 +45,16 @@ class Storage:
 
     ref: _compat.StorageRef
     root: Output | External
-    root_shows: Geometry
-    shows: dict[Geometry, Output | External]
+    root_geometry: Geometry
+    views: dict[Geometry, Output | External]
     depends: bool
     externals: list[int] = field(default_factory=list)
     was_read: bool = False
     was_written: bool = False
 
-    def replace(self, root: Output, shows: Geometry) -> None:
+    def replace(self, root: Output, geometry: Geometry) -> None:
         """A write: the storage has new contents, which nobody has read."""
-        self.root, self.root_shows, self.shows = root, shows, {shows: root}
+        self.root, self.root_geometry, self.views = root, geometry, {geometry: root}
         self.was_read, self.was_written = False, True
 
 
@@ -99,15 +99,15 @@ class Tape:
         self._add_external(ExternalTensor(name, tensor.detach(), is_literal=True)).depends = False
 
     def _add_external(self, outside: ExternalTensor) -> Storage:
-        shows, here = Geometry.of(outside.tensor), External(len(self.externals))
+        geometry, here = Geometry.of(outside.tensor), External(len(self.externals))
         key = _compat.storage_id(outside.tensor)
         self.externals.append(outside)
         storage = self._storages.get(key)
         if storage is None:
-            storage = Storage(_compat.StorageRef(outside.tensor), here, shows, {}, depends=True)
+            storage = Storage(_compat.StorageRef(outside.tensor), here, geometry, {}, depends=True)
             self._storages[key] = storage
         storage.externals.append(here.index)
-        storage.shows.setdefault(shows, here)
+        storage.views.setdefault(geometry, here)
         return storage
 
     def operand(self, tensor: torch.Tensor, reads: bool = True) -> Output | External:
@@ -116,15 +116,15 @@ class Tape:
         storage.was_read = storage.was_read or reads
         return self._shown_by(storage, Geometry.of(tensor))
 
-    def _shown_by(self, storage: Storage, shows: Geometry) -> Output | External:
-        known = storage.shows.get(shows)
+    def _shown_by(self, storage: Storage, geometry: Geometry) -> Output | External:
+        known = storage.views.get(geometry)
         if known is not None:
             return known
-        if shows.is_conj or shows.is_neg or storage.root_shows.is_conj or storage.root_shows.is_neg:
+        if geometry.is_conj or geometry.is_neg or storage.root_geometry.is_conj or storage.root_geometry.is_neg:
             raise Unsupported("the step cannot be traced: it reads a lazily conjugated or negated view of old contents")
         record = Record("view", self.in_backward, base=storage.root)
-        record.calls.append(showing(storage.root, shows))
-        made = storage.shows[shows] = record.hand_on(Local(0, 0), shows)
+        record.calls.append(view_call(storage.root, geometry))
+        made = storage.views[geometry] = record.add_output(Local(0, 0), geometry)
         self.place(record)
         return made
 
@@ -146,27 +146,29 @@ class Tape:
         record.name = self._places.named(record.name, self.in_backward)
         self.records.append(record)
 
-    def hand_on(self, record: Record, call: int, tensors: Sequence[tuple[int, torch.Tensor]], depends: bool) -> None:
+    def add_outputs(
+        self, record: Record, call: int, tensors: Sequence[tuple[int, torch.Tensor]], depends: bool
+    ) -> None:
         """Tensors in new storages become results of a record: those at these positions in the call's results."""
         for index, tensor in tensors:
-            key, shows = _compat.storage_id(tensor), Geometry.of(tensor)
-            made = record.hand_on(Local(call, index), shows)
+            key, geometry = _compat.storage_id(tensor), Geometry.of(tensor)
+            made = record.add_output(Local(call, index), geometry)
             storage = self._storages.get(key)
             if storage is None or not isinstance(storage.root, Output) or storage.root.record is not record:
                 ref = _compat.StorageRef(tensor)
-                storage = self._storages[key] = Storage(ref, made, shows, {}, depends)
+                storage = self._storages[key] = Storage(ref, made, geometry, {}, depends)
                 number = self._next_number()
             else:
                 assert isinstance(storage.root, Output)
                 number = record.storages[storage.root.index][0]
             record.storages.append((number, memory.storage_bytes(tensor)))
-            storage.shows.setdefault(shows, made)
+            storage.views.setdefault(geometry, made)
 
-    def becomes(self, storage: Storage, record: Record, local: Local, shows: Geometry) -> None:
+    def replace_contents(self, storage: Storage, record: Record, local: Local, geometry: Geometry) -> None:
         """A result of a record becomes the new contents of a storage."""
-        made = record.hand_on(local, shows)
+        made = record.add_output(local, geometry)
         record.storages.append((self._next_number(), storage.ref.nbytes))
-        storage.replace(made, shows)
+        storage.replace(made, geometry)
 
     def _next_number(self) -> int:
         self._storage_count += 1

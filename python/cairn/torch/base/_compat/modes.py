@@ -91,7 +91,7 @@ def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
 
 
 @contextlib.contextmanager
-def modes_taken_back() -> Iterator[None]:
+def restoring_modes_on_failure() -> Iterator[None]:
     """If the body fails, saved-tensor hooks and grad mode are as they were: an interrupt may come just as they change,
     where no `with` statement of torch's sees it.
     """

@@ -33,7 +33,7 @@ class RegionPass(OptionPass):
         self._regions = regions
         self._curves: dict[Any, _Curve] = {}
 
-    def _look_into(
+    def _measure_kind(
         self,
         stage: StageMeasure,
         block: Block,

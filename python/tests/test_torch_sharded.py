@@ -27,6 +27,7 @@ SHARDED: ranks.Tasks = {
     "root": (ranks.planned, ranks.root, {}),
     "pairs that stay": (ranks.planned, ranks.pairs_that_stay, {}),
     "norm and head": (ranks.planned, ranks.norm_and_head, {}),
+    "predicted": (ranks.predicted, ranks.pairs, {}),
     "named parts": (ranks.refused, ranks.pairs, {"blocks": "pairs.*.layers.*"}),
     "lists": (ranks.refused, ranks.lists, {}),
     "compiled": (ranks.compiled, ranks.pairs, {}),
@@ -63,6 +64,11 @@ def test_what_is_sharded_as_one_is_a_block(found: dict[str, Any]) -> None:
 @pytest.mark.parametrize("how", ["root", "pairs that stay", "norm and head"])
 def test_blocks_whose_parameters_stay_or_come_by_themselves_are_as_ever(found: dict[str, Any], how: str) -> None:
     assert found[how] == [f"pairs.{i}.layers.{j}" for i in range(3) for j in range(2)]
+
+
+@shards
+def test_the_peak_of_a_sharded_step_is_predicted(found: dict[str, Any]) -> None:
+    assert found["predicted"] == [True] * 3
 
 
 @shards

@@ -72,9 +72,14 @@ class MemoryPass(StepRecording):
         self._pass_layouts_on()
         arriving = {(run.stage.name, run.stage.call): run.arriving for run in self._runs}
         blocks = [run.stage for run in self._runs]
+        excess, end_bytes = self._meter.excess, self._end_bytes()
         return StepMeasure(
-            stages, pinned, blocks, input_grad, surroundings, arriving, settled, used, self._meter.excess
+            stages, pinned, blocks, input_grad, surroundings, arriving, settled, used, excess, end_bytes=end_bytes
         )
+
+    def _end_bytes(self) -> int:
+        end = self._segments[0].backward_end
+        return self._meter.level(end.mark) if end is not None else 0
 
     def _used_by_model(self) -> UsedByModel:
         """Which parameters of blocks were used outside of blocks."""
@@ -156,7 +161,7 @@ class MemoryPass(StepRecording):
         made = min(made, max(growth, 0))  # an input that was there before counts with the segment that made it
         stage.output_bytes = made + viewed
         copies = self._copies_of(stage, 2 * index)
-        segment.saved_bytes = max(growth - copies.unsaved_bytes, made, 0)
+        segment.saved_bytes, segment.freed_bytes = max(growth - copies.unsaved_bytes, made, 0), max(0, -growth)
         stage.saved_bytes = segment.saved_bytes + viewed
         left = sum(bytes_in(run, self._unread_outputs(run)) for run in before)  # counted here, not in the block
         self._read_segment_forward(index, segment, stage)
@@ -264,7 +269,7 @@ class MemoryPass(StepRecording):
         begin, end, meter = segment.backward_begin, segment.backward_end, self._meter
         if begin is None or end is None or end.mark < begin.mark:
             return
-        base = self._segment_bytes(begin) + begin.outputs_bytes + stage.grad_bytes
+        base = self._segment_bytes(begin) + begin.outputs_bytes + stage.grad_bytes + segment.freed_bytes
         created, accumulated = self._freed_gradients(begin, end)
         saved = {key for run in self._runs for key in run.saved_outputs}
         gone = [(self._gone.get(key, 0), -size) for key, size in begin.outputs.items() if key in saved]
@@ -311,7 +316,11 @@ class MemoryPass(StepRecording):
         before.accumulated_between_backward_rise_bytes = max(0, rise_adding - made_bytes)
 
     def _count_pending_grads(self, surroundings: Sequence[StageMeasure | None]) -> None:
-        """Counts gradients that wait for others. A segment that is no stage counts with the block behind it."""
+        """Counts gradients that wait for others. A segment that is no stage counts with the block behind it.
+
+        The whole gradients of a sharded block wait, too: they are reduced while the backward of the block before runs.
+        This pass has none to reduce.
+        """
         changes: list[tuple[StageMeasure, int, int]] = []
         for index, (segment, outside) in enumerate(zip(self._segments, surroundings, strict=True)):
             created, accumulated = self._change_of(segment)
@@ -319,7 +328,8 @@ class MemoryPass(StepRecording):
                 changes.append((outside, created, accumulated))
                 created = accumulated = 0
             if index < len(self._runs):
-                own = self._change_at(index)
+                reduced = sum(run.reducing_bytes for run in self._runs[index + 1 : index + 2])
+                own = self._change_at(index) + self._runs[index].reducing_bytes - reduced
                 waits = self._runs[index].accumulated_change
                 changes.append((self._runs[index].stage, created + own, accumulated + own + waits))
         gradient_lifetimes.count(*zip(*changes, strict=True))
@@ -332,7 +342,7 @@ class MemoryPass(StepRecording):
         begin, end = segment.backward_begin, segment.backward_end
         if begin is None or end is None or end.mark < begin.mark:
             return 0, 0
-        change = self._segment_bytes(end) - self._segment_bytes(begin) + segment.saved_bytes
+        change = self._segment_bytes(end) - self._segment_bytes(begin) + segment.saved_bytes - segment.freed_bytes
         created, accumulated = self._freed_gradients(begin, end)
         return change - sum(size for _, size in created), change - sum(size for _, size in accumulated)
 

@@ -28,7 +28,7 @@ from ..base.tree import tensors_in
 from ..rerun_state.kv_caches import refuse_learned_caches
 from ..rerun_state.module_state import LARGE_BYTES
 from ..rerun_state.preserve import Randomness
-from ..rerun_state.sharded import shard_bytes
+from ..rerun_state.sharded import reshard, shard_bytes
 from . import isolated_block
 from .block_meter import BlockMeter, Created, parameters_of
 from .cast_copies import Copies
@@ -63,6 +63,7 @@ class StepRecording:
         self._sample, self._blocks, self._parameter_users, self._device = sample, blocks, parameter_users, device
         self._arriving, self._copies = arriving or {}, copies
         self._meter = memory.meter_for(device)
+        reshard(sample.model)
         self._there = static_storages(sample)  # references, so that no new storage gets the identity of a freed one
         self._static = {ref.key for ref in self._there}
         self._shards = shard_bytes(sample.model)
@@ -287,6 +288,7 @@ class StepRecording:
         shards = self._shards_of(block)
         for parameter, whole in run.alone.weight_grads:
             size = min(whole, shards.get(id(parameter), whole))
+            run.reducing_bytes += whole if id(parameter) in shards else 0
             if id(parameter) not in there:
                 stage.weight_grad_bytes += size
                 run.accumulated_change += size if self._parameter_users.is_shared(parameter) else 0

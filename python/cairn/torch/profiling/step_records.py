@@ -43,6 +43,7 @@ class StepMeasure:
     is_settled: bool  # the blocks were measured with these `arriving` and `used_by_model`: no other pass is needed
     used_by_model: UsedByModel
     excess: float = 0.0  # of the meter
+    end_bytes: int = 0  # what the step had allocated and not freed when its backward ended
     is_rehearsed: bool = True  # there was memory to recompute each block once after the forward
 
 
@@ -70,6 +71,7 @@ class Segment:
     backward_end: Moment | None = None
     returned: Moment | None = None  # in the last segment: when the model's forward has returned
     saved_bytes: int = 0  # what it makes and its backward frees, or is taken to free
+    freed_bytes: int = 0  # by how much its forward frees more than it makes
     replacing: dict[int, int] = dataclasses.field(default_factory=dict)  # `_replaced_attributes` at its end
 
 
@@ -109,6 +111,7 @@ class BlockRun:
     pinned: set[int] = dataclasses.field(default_factory=set)  # outputs resident to the end of the step
     accumulated_change: int = 0  # change of the gradients that wait for others, where gradients exist already
     left_bytes: int = 0  # of its side outputs that no block returned
+    reducing_bytes: int = 0  # whole gradients of sharded parameters, copied to be reduced until the next block's are
     replaced_bytes: int = 0  # tensors in attributes that it saved, and that were replaced there after it ran
     unused: set[int] = dataclasses.field(default_factory=set)  # its parameters that it does not use, by identity
     unread: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block does not read

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base import memory
+from ..base import memory, ranks
 from ..base.blocks import Block
 from ..base.errors import Unsupported
 
@@ -40,12 +40,25 @@ def shard_bytes(model: nn.Module) -> dict[tuple[nn.Module, str], int]:
     }
 
 
+def reshard(model: nn.Module) -> None:
+    """Free the whole parameters that a forward without a backward has left gathered, so that a step begins as usual."""
+    kind = _kind()
+    for module in model.modules() if kind is not None else ():
+        if isinstance(module, kind):
+            module.reshard()
+
+
 def is_any(modules: Iterable[nn.Module]) -> bool:
     """Whether one of them is sharded by itself, so that its whole parameters come and go."""
     kind = _kind()
     if kind is None or not kind.__subclasses__():  # each sharded module gets a class of its own
         return False
     return any(isinstance(module, kind) for module in modules)
+
+
+def is_shared(model: nn.Module) -> bool:
+    """Whether a model is sharded over several ranks."""
+    return ranks.several() and is_any(model.modules())
 
 
 def refuse_sharded_modules(blocks: Iterable[Block]) -> None:

@@ -1,15 +1,15 @@
 """Blocks that are compiled one by one: a plan for each budget against checkpointing whole compiled blocks.
 
 A model trains in one thread, with eager kernels: a GPT (blocks of attention, GELU and dropout), a mixture of experts
-whose blocks have graph breaks, an encoder-decoder with breaks between blocks, or the GPT with blocks that FSDP2 shards
-over two ranks (what the first rank sees; a peak is the larger of the two). First k of its compiled blocks
-are checkpointed as wholes by torch.utils.checkpoint; then `ct.compile(regions=True)` gets the peak that this takes as
-its budget. All ways take turns, each between two steps whose blocks are compiled and keep everything. Times are CPU
-times; extra time is the median of the ratios to the mean of the two. Peaks are those of the allocator, with parameters
-and inputs. "proved at least" is the lower bound of the time of any plan of these blocks and options within the budget.
-"exact" compares loss and gradients with those of the model without compilation, bit for bit. At the end:
-what compiling costs for each block, of a step whose compiled blocks keep everything beside the step without
-compilation.
+whose blocks have graph breaks, an encoder-decoder with breaks between blocks, the GPT with blocks that FSDP2 shards
+over two ranks (what the first rank sees; a peak is the larger of the two), a decoder with gated products, or blocks
+with convolutions. First k of its compiled blocks are checkpointed as wholes by torch.utils.checkpoint; then
+`ct.compile(regions=True)` gets the peak that this takes as its budget. All ways take turns, each between two steps
+whose blocks are compiled and keep everything. Times are CPU times; extra time is the median of the ratios to the mean
+of the two. Peaks are those of the allocator, with parameters and inputs. "proved at least" is the lower bound of the
+time of any plan of these blocks and options within the budget. "exact" compares loss and gradients with those of the
+model without compilation, bit for bit. At the end: what compiling costs for each block, of a step whose compiled
+blocks keep everything beside the step without compilation.
 """
 
 from __future__ import annotations

@@ -98,6 +98,54 @@ class Decoding(nn.Module):
         return x + F.dropout(self.down(F.gelu(self.up(self.second(x)))), 0.1)
 
 
+class Gated(nn.Module):
+    """Normalization by the mean square, rotated positions, heads that share keys and values, and a gated product."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.heads = max(2, width // 32)
+        self.shared, size = max(1, self.heads // 2), width // self.heads
+        self.first, self.second = nn.RMSNorm(width), nn.RMSNorm(width)
+        self.query, self.both = (nn.Linear(width, n * size, bias=False) for n in (self.heads, 2 * self.shared))
+        self.out, self.down = nn.Linear(width, width, bias=False), nn.Linear(3 * width, width, bias=False)
+        self.gate, self.up = (nn.Linear(width, 3 * width, bias=False) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, length, width] to the same."""
+        seen = self.first(x)
+        query = self.rotated(self.query(seen).unflatten(-1, (self.heads, -1)).transpose(1, 2))
+        key, value = (t.unflatten(-1, (self.shared, -1)).transpose(1, 2) for t in self.both(seen).chunk(2, -1))
+        mixed = F.scaled_dot_product_attention(query, self.rotated(key), value, is_causal=True, enable_gqa=True)
+        x = x + self.out(mixed.transpose(1, 2).flatten(2))
+        seen = self.second(x)
+        return x + self.down(F.silu(self.gate(seen)) * self.up(seen))
+
+    @staticmethod
+    def rotated(x: torch.Tensor) -> torch.Tensor:
+        """Pairs of numbers turned by angles that grow with the position."""
+        first, second = x.chunk(2, -1)
+        rates = 10_000 ** -torch.linspace(0, 1, first.shape[-1])
+        angles = torch.outer(torch.arange(x.shape[-2], dtype=x.dtype), rates)
+        return torch.cat(
+            (first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()), -1
+        )
+
+
+class Convolving(nn.Module):
+    """A convolution of each feature by itself, then two products with a GELU between them, and a learned scale."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.near, self.norm = nn.Conv1d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.scale = nn.Parameter(torch.full((width,), 0.1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """[batch, length, width] to the same."""
+        seen = self.norm(self.near(x.transpose(1, 2)).transpose(1, 2))
+        return x + self.scale * self.down(F.gelu(self.up(seen)))
+
+
 class EncoderDecoder(Blocks):
     """Half of the blocks encode, the others decode; every block ends with a graph break of the model."""
 
@@ -121,10 +169,15 @@ class EncoderDecoder(Blocks):
 def made(name: str, layers: int, width: int, vocabulary: int) -> Blocks:
     """A model by name, each time with the same weights."""
     torch.manual_seed(0)
-    kinds: dict[str, list[Any]] = {"mixture": [Experts], "encoder-decoder": [Attending, Decoding]}
+    kinds: dict[str, list[Any]] = {
+        "mixture": [Experts],
+        "encoder-decoder": [Attending, Decoding],
+        "gated": [Gated],
+        "convolutions": [Convolving],
+    }
     classes = kinds.get(name, [Attending])
     blocks = [classes[index * len(classes) // layers](width) for index in range(layers)]
     return (EncoderDecoder if name == "encoder-decoder" else Blocks)(blocks, width, vocabulary)
 
 
-NAMES = ("gpt", "mixture", "encoder-decoder", "sharded")
+NAMES = ("gpt", "mixture", "encoder-decoder", "sharded", "gated", "convolutions")

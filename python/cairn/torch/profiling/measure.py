@@ -303,7 +303,12 @@ class MemoryPass(StepRecording):
         behind.between_forward_rise_bytes = max(0, peak - level - made_bytes + gone)
 
     def _count_backward_between(self, index: int, made_bytes: int) -> None:
-        segment, before, meter = self._segments[index], self._runs[index - 1].stage, self._meter
+        """Reads the peak of a segment's backward above the level at which that of the block before begins.
+
+        The chain counts that block's output there. It is gone by then, unless the block holds it itself.
+        """
+        segment, run, meter = self._segments[index], self._runs[index - 1], self._meter
+        before, gone = run.stage, bytes_in(run, run.made - run.held_outputs - run.pinned - run.unread)
         begin, end = segment.backward_begin, segment.backward_end
         if begin is None or end is None or end.mark < begin.mark or self._has_others_backward(index):
             return
@@ -312,8 +317,8 @@ class MemoryPass(StepRecording):
             peak_without(meter, begin.mark, end.mark, going) - (meter.level(end.mark) - sum(size for _, size in going))
             for going in (created, accumulated)
         )
-        before.between_backward_rise_bytes = max(0, rise - made_bytes)
-        before.accumulated_between_backward_rise_bytes = max(0, rise_adding - made_bytes)
+        before.between_backward_rise_bytes = max(0, rise - made_bytes - gone)
+        before.accumulated_between_backward_rise_bytes = max(0, rise_adding - made_bytes - gone)
 
     def _count_pending_grads(self, surroundings: Sequence[StageMeasure | None]) -> None:
         """Counts gradients that wait for others. A segment that is no stage counts with the block behind it.

@@ -24,8 +24,8 @@ def test_reasons_not_to_open() -> None:
         (lambda x: x.detach().add_(1) * x.sin(), "writes what it did not make"),
     ]
     for function, reason in cases:
-        assert reason in Recorded(function, leaf(8, 8)).graph.closed
-    assert not Recorded(gelu, leaf(8, 8)).graph.closed
+        assert reason in Recorded(function, leaf(8, 8)).graph.refusal
+    assert not Recorded(gelu, leaf(8, 8)).graph.refusal
 
 
 def test_values_that_functions_read_themselves_are_a_reason_not_to_open() -> None:
@@ -36,7 +36,7 @@ def test_values_that_functions_read_themselves_are_a_reason_not_to_open() -> Non
         lambda x, places: pad_packed_sequence(PackedSequence(x, lengths))[0].sin(),
     ]
     for function in reading:
-        assert "depends on the values of its tensors" in Recorded(function, leaf(8, 8), places).graph.closed
+        assert "depends on the values of its tensors" in Recorded(function, leaf(8, 8), places).graph.refusal
     harmless: list[Any] = [
         lambda x, places: x[places].sin(),
         lambda x, places: x[:2, :1].expand_as(places.view(2, 1).expand(2, 4)).sin(),
@@ -46,7 +46,7 @@ def test_values_that_functions_read_themselves_are_a_reason_not_to_open() -> Non
         lambda x, places: torch.where(x > 0, x, 0).sin().masked_fill(x > 1, 0.0),
     ]
     for function in harmless:
-        assert not Recorded(function, leaf(8, 8), places).graph.closed
+        assert not Recorded(function, leaf(8, 8), places).graph.refusal
 
 
 def test_reasons_not_to_replay() -> None:

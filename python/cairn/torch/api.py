@@ -1,4 +1,4 @@
-"""The calls that most people need: one that does everything, and its relatives."""
+"""The main public calls: `checkpoint`, which profiles, plans and applies in one; `check_checkpoint`; `report`."""
 
 from __future__ import annotations
 

@@ -39,18 +39,18 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
     Attributes
     ----------
     budget_bytes
-        The budget that was asked for.
+        The requested budget.
     least_bytes
-        The least budget that works, the reserve included; more than that for a step of other shapes that
-        is only estimated, which the text says.
+        The least budget that works, the reserve included. For a step of other shapes that is only estimated, it is
+        more than that, and the text says so.
     reserve_bytes
-        What of it a plan leaves free.
+        The part of the budget that a plan leaves free.
     composition
-        What makes up the peak at the least budget, bytes by name.
+        The tensors in memory at the peak of the least budget: bytes by name.
     peak_at
         When that peak is.
     blocking
-        What the first operation does that does not fit in the budget that was asked for.
+        The first operation that does not fit in the requested budget.
     """
 
     reserve_bytes: int
@@ -90,13 +90,13 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
                 f"{format_budget(self.least_bytes or 0)}; "
                 f"{unmeasured}. Profile and plan with a sample of these shapes, which may do with less"
             )
-        return self._saying(f"this step has inputs {', '.join(shapes)}, which no plan covers, and was not begun: {why}")
+        return self._with(f"this step has inputs {', '.join(shapes)}, which no plan covers, and was not begun: {why}")
 
     def for_sample(self, of: str) -> InfeasibleBudget:
         """The error for another sample than the caller's; `of` names it."""
-        return self._saying(f"{of}: {self.message}")
+        return self._with(f"{of}: {self.message}")
 
-    def _saying(self, text: str) -> InfeasibleBudget:
+    def _with(self, text: str) -> InfeasibleBudget:
         error = type(self)(text, budget_bytes=self.budget_bytes, least_bytes=self.least_bytes)
         error.reserve_bytes, error.composition = self.reserve_bytes, self.composition
         error.peak_at, error.blocking = self.peak_at, self.blocking
@@ -119,14 +119,14 @@ class VerificationFailed(TorchError):
 
 
 class RecomputationError(TorchError, RuntimeError):
-    """A block cannot be recomputed as it ran first: what it read was changed, or it does not do the same twice.
+    """A block cannot be recomputed as it ran first: a value that it read was changed, or it does not repeat itself.
 
     It is a RuntimeError, as what autograd raises where saved tensors were changed.
 
     Attributes
     ----------
     difference : str
-        What the block does differently when it is recomputed; empty where it was not recomputed.
+        The difference between the recomputation and the first run; empty if the block was not recomputed.
     """
 
     difference = ""
@@ -152,9 +152,9 @@ class TransferFailed(TorchError, cairn.Io):
     Attributes
     ----------
     what
-        What was being copied.
+        The name of the tensors that were being copied.
     nbytes : int
-        How much of it.
+        Their bytes.
     """
 
     what: Any
@@ -171,12 +171,12 @@ def is_out_of_memory(error: BaseException) -> bool:
 def warn(text: str) -> None:
     """Warns at the line of the user's that led here: the first one that is neither torch's nor Cairn's."""
     frame, level = inspect.currentframe(), 1
-    while frame is not None and frame.f_back is not None and _package_of(frame.f_globals) in _OURS:
+    while frame is not None and frame.f_back is not None and _package_of(frame.f_globals) in _SKIPPED_PACKAGES:
         frame, level = frame.f_back, level + 1
     warnings.warn(text, stacklevel=level)
 
 
-_OURS = ("torch", __name__.partition(".")[0], "contextlib")
+_SKIPPED_PACKAGES = ("torch", __name__.partition(".")[0], "contextlib")
 
 
 def _package_of(namespace: Mapping[str, Any]) -> str:

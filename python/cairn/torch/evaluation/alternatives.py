@@ -42,7 +42,7 @@ class Alternative:
     turn: Turn
     segments: int | None = None
     share: float | None = None
-    reruns: Sequence[tuple[int, int]] | None = None  # first and last stage, from 1, of what is recomputed as one
+    recomputed: Sequence[tuple[int, int]] | None = None  # first and last stages, from 1
 
 
 def alternatives(
@@ -55,12 +55,12 @@ def alternatives(
     left_out: dict[str, str] = {}
     if EVERY_BLOCK in wanted:
         each = [(number, number) for number in numbers]
-        ways.append(Alternative(EVERY_BLOCK, _every_block(sample.model, blocks), reruns=each))
+        ways.append(Alternative(EVERY_BLOCK, _every_block(sample.model, blocks), recomputed=each))
     if SEQUENTIAL in wanted:
         run, reason = longest_sequence(sample, blocks)
         counts = range(2, len(blocks[run]) + 1)
         ways += [
-            Alternative(SEQUENTIAL, _in_segments(sample.model, blocks[run], k), k, reruns=segments(numbers[run], k))
+            Alternative(SEQUENTIAL, _in_segments(sample.model, blocks[run], k), k, recomputed=segments(numbers[run], k))
             for k in counts
         ]
         if not counts:
@@ -154,7 +154,7 @@ def _breaks_sequence(first: _Call, before: _Call, now: _Call) -> str:
 
 
 def _value(output: Any) -> Any:
-    """The tensor that a block hands on, if it is all that the block returns."""
+    """The tensor that a block returns, if it returns nothing else."""
     return output[0] if isinstance(output, tuple) and len(output) == 1 else output
 
 
@@ -233,19 +233,19 @@ def _compiled(model: nn.Module, share: float) -> Turn:
 # -- what the simulator says of them -------------------------------------------------------------------------
 
 
-def predicted(problem: cairn.Chain, reruns: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
+def predicted(problem: cairn.Chain, recomputed: Sequence[tuple[int, int]]) -> tuple[int, int] | None:
     """Peak and time of a step in which runs of stages, from first to last, are recomputed each as a whole.
 
     None where the chain does not allow that: a stage of them must be kept.
     """
-    schedule = cairn.Schedule.from_ops(problem, _rerun(len(problem.stages), dict(reruns)))
+    schedule = cairn.Schedule.from_ops(problem, _recomputing_ops(len(problem.stages), dict(recomputed)))
     replay = cairn.simulate(problem, schedule, None)
     if replay.peak_bytes is None or replay.makespan_ns is None:
         return None
     return replay.peak_bytes, replay.makespan_ns
 
 
-def _rerun(stages: int, last_of: dict[int, int]) -> list[cairn.Op]:
+def _recomputing_ops(stages: int, last_of: dict[int, int]) -> list[cairn.Op]:
     forward: list[cairn.Op] = []
     backward: list[cairn.Op] = []
     stage = 1

@@ -285,7 +285,7 @@ def _planned(method: str, plan: Plan) -> Way:
 
 def _other(other: Alternative, plan: Plan, chain: cairn.Chain) -> Way:
     """One of PyTorch's; those that run whole blocks again can be predicted."""
-    result = None if other.reruns is None else predicted(chain, other.reruns)
+    result = None if other.recomputed is None else predicted(chain, other.recomputed)
     peak = None if result is None else _unless_replaced(plan, max(result[0], plan.optimizer_peak_bytes))
     overhead = None if result is None or peak is None else result[1] / plan.plain_ns - 1
     return Way(other.method, None, other.segments, other.share, peak, overhead)

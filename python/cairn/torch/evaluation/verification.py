@@ -27,7 +27,7 @@ from ..rerun_state.preserve import Parameters, Randomness
 from ..rerun_state.side_effects import attribute_descriptions
 
 #: How many times as far apart as two plain steps a planned one and a plain one may be, where plain ones differ.
-UNSTEADY = 8
+MAX_DISTANCE_RATIO = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +165,7 @@ def verify(
                 again = runs.step(existing=True)
             differences = _differences(plain, created, plan) if plain is not None else {}
             runs.release()
-            usual = runs.usual() if differences else {}
+            usual = runs.differences_between_plain_steps() if differences else {}
         unsteady = tuple(name for name, difference in differences.items() if difference.is_as(usual.get(name)))
         result = Verification(
             tuple(
@@ -240,7 +240,7 @@ class _Runs:
         self._outcomes.append(outcome)
         return outcome
 
-    def usual(self) -> dict[str, _Difference]:
+    def differences_between_plain_steps(self) -> dict[str, _Difference]:
         """The differences between two steps of the same kind."""
         one, other = (self.step(existing=False, keeps=True) for _ in range(2))
         differing = _differences(one, other, self._plan)
@@ -270,7 +270,7 @@ class _Difference:
 
     def is_as(self, usual: _Difference | None) -> bool:
         """Whether two plain steps differ about as much."""
-        return usual is not None and self.distance <= UNSTEADY * usual.distance
+        return usual is not None and self.distance <= MAX_DISTANCE_RATIO * usual.distance
 
 
 def _differences(plain: _Outcome, planned: _Outcome, plan: Plan) -> dict[str, _Difference]:

@@ -40,10 +40,11 @@ _ALL_IN_ONE = "Pass all in one call, or plan a module that calls the model as of
 
 
 class WatchedStep:
-    """Measures from when it is made.
+    """The measurement of one step. It begins when the object is made.
 
-    Forwards whose backwards are still to come belong to one step, for all that they keep is there at once. The meter
-    belongs to the thread in which the step was made, and so do all calls but `disturb` and `belongs_to_other_thread`.
+    Forwards whose backwards are still to come belong to one step, because their saved tensors exist at the same time.
+    The meter belongs to the thread in which the step was made, and so do all calls except `disturb` and
+    `belongs_to_other_thread`.
     """
 
     def __init__(self, module: nn.Module, plan: Plan, uncounted_before_bytes: int, sees_going: bool) -> None:
@@ -55,10 +56,8 @@ class WatchedStep:
         self._module = weakref.ref(module)
         self._gradient_bytes = gradient_bytes_of(module)
         self._attributes = AttributeMemory(plan, module)
-        self._sees_going, self._uncounted_bytes = (
-            sees_going,
-            0,
-        )  # memory in attributes, without bytes that the plan does not count
+        self._sees_going = sees_going
+        self._uncounted_bytes = 0  # memory in attributes, without bytes that the plan does not count
         self._resident = resident_of(plan, self._gradient_bytes) + uncounted_before_bytes
         self._outputs: list[_compat.StorageRef] = []  # of the latest forward
         self._dropped = self._held = 0  # bytes of them that were gone, or there, when its backward ended

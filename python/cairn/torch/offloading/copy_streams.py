@@ -386,8 +386,9 @@ class CudaCopyStreams:
         return self._unfinished
 
     def restart(self) -> None:
-        """Waits for copies that nobody has waited for, and forgets the trace. What is computed from here on comes after
-        the others as it is, and so do the next step's copies.
+        """Waits for copies that were not waited for, and clears the trace.
+
+        Later computations run after the other copies anyway, and so do the next step's copies.
         """
         self.require_usable()
         if any(copy.pieces for copy in self.unfinished()):

@@ -52,11 +52,11 @@ class HostCopies:
         self._arriving[v].prefetch()
 
     def is_arriving(self, v: int) -> bool:
-        """Whether a value was asked back that nobody has taken yet."""
+        """Whether a value is being prefetched and was not taken yet."""
         return v in self._arriving
 
     def take(self, v: int) -> list[Any]:
-        """The results of a value again, once all their bytes are there."""
+        """The results of a prefetched value; waits until the copy has ended."""
         results: list[Any] = list(self._arriving.pop(v).tensors())
         for index, result in self._staying[v].items():
             results.insert(index, result)

@@ -112,7 +112,7 @@ class Offload(contextlib.ContextDecorator):
         return sum(store.transfers.tier.capacity_bytes for store in self._stores.values())
 
     def close(self) -> None:
-        """Give the memory of the tier back. Backwards that still need what is there fail."""
+        """Free the memory of the tier. Backwards that still need tensors in it fail."""
         self._is_closed = True
         for store in self._stores.values():
             store.transfers.close()
@@ -283,7 +283,7 @@ class _Entry:
 
     @property
     def is_resident(self) -> bool:
-        """Whether it takes device memory: it is there, or being prefetched."""
+        """Whether it takes device memory, because it is on the device or being prefetched."""
         return self.whole is not None or self.is_coming
 
     def leave(self) -> None:

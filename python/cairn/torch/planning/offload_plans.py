@@ -45,7 +45,7 @@ from ..schedule.transfer_plan import TransferPlan, has_transfers, traffic_of, tr
 from .step_profile import Profile
 
 Op = Sequence[Any]
-Made = tuple[str, int, int]  # a value, and the option of its stage's run (0 for an output)
+SavedValue = tuple[str, int, int]  # a value, and the option of its stage's run (0 for an output)
 
 TRIES = 6  # how often the solver is asked
 CACHED_DIVISOR = 8  # a file of at most 1/8 of the free memory stays in the kernel's cache
@@ -273,9 +273,9 @@ def _without_transfer(ops: Sequence[Op], position: int) -> list[Op] | None:
     return [op for i, op in enumerate(ops) if i not in (position, dropped)]
 
 
-def _not_offloadable(profile: Profile) -> frozenset[Made]:
+def _not_offloadable(profile: Profile) -> frozenset[SavedValue]:
     """The values that the executor cannot offload."""
-    values: set[Made] = set()
+    values: set[SavedValue] = set()
     for number, stage in enumerate(profile.stages, 1):
         is_block = stage.kind == "block"
         saving = [0, *(option for option, _ in stage.selective_options())]
@@ -287,7 +287,7 @@ def _not_offloadable(profile: Profile) -> frozenset[Made]:
     return frozenset(values)
 
 
-def without_transfers_of(staying: frozenset[Made], ops: Sequence[Op]) -> list[Op]:
+def without_transfers_of(staying: frozenset[SavedValue], ops: Sequence[Op]) -> list[Op]:
     """The list in which these values stay on the device instead of being offloaded."""
     kept: list[Op] = []
     options: dict[int, int] = {}  # by stage: the option of its latest run

@@ -32,7 +32,7 @@ from ..rerun_state.preserve import Buffers, Randomness
 from ..rerun_state.side_effects import SideEffects
 from . import isolated_block
 from .captured_inputs import leaves_behind, places_of, refuse
-from .side_outputs import Arrivals, SideOutputs, hidden_from_collectors
+from .side_outputs import ArrivingLayouts, SideOutputs, hidden_from_collectors
 from .untracked_tensors import untracked_storages
 
 
@@ -80,7 +80,7 @@ class BlockMeter:
         self._static = static  # storages that are there during the whole step
         self.arriving = arriving  # layouts of the gradients of outputs and side outputs
         self.leaving: list[Layout | None] = []  # how those of the inputs lie
-        self.side_output_gradients = Arrivals(())  # gradients of side outputs in the step's backward
+        self.side_output_gradients = ArrivingLayouts(())  # gradients of side outputs in the step's backward
         self.left: dict[int, _compat.StorageRef] = {}  # large storages of side outputs of the run in the step
         self.added: set[int] = (
             set()
@@ -143,7 +143,7 @@ class BlockMeter:
             replay.rewind()
             if self._count_again(function, arguments) != self._stage.saved_count:
                 self._stage.keep_reason = self._stage.keep_reason or READS_HISTORY
-        if attributes.lack(arguments.captured):
+        if attributes.lost_any(arguments.captured):
             self._stage.keep_reason = self._stage.keep_reason or TAKES_OUT
             attributes.restore()
         attributes.detach()
@@ -312,7 +312,7 @@ class BlockMeter:
             args, kwargs = arguments.source(isolated_block.Hooks())
             side_outputs, lent = SideOutputs(self._block.all_modules()), arguments.with_container_copies(args, kwargs)
             result = arguments.run(function, args, kwargs)
-        self.side_output_gradients = Arrivals(side_outputs.tensors(result))
+        self.side_output_gradients = ArrivingLayouts(side_outputs.tensors(result))
         passed = memory.storages((*arguments.tensors, *tensors_in(result)))
         self.left = side_outputs.storages({*passed, *self._static})
         added = side_outputs.added()

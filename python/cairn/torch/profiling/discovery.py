@@ -159,7 +159,7 @@ def _in_containers(module: nn.Module, called: Set[int], observed: Trace) -> Iter
         if parts and id(child) not in whole:
             yield from parts
         elif whole and id(child) in called:
-            yield child  # as those beside it, which have such a container in them
+            yield child  # a sibling of modules that contain such a container
 
 
 HALF = 0.52  # a half, and the small tensors that normalizations save in addition to their inputs

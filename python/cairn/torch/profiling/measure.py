@@ -88,7 +88,7 @@ class MemoryPass(StepRecording):
         return UsedByModel(places, unused)
 
     def _pass_layouts_on(self) -> None:
-        """Predicts layouts for the next pass, through blocks that hand on their gradient (residual streams)."""
+        """Predicts layouts for the next pass, through blocks that pass gradients on unchanged (residual streams)."""
         for before, run in zip(reversed(self._runs[:-1]), reversed(self._runs), strict=False):
             handed_on = run.alone.leaving == without_other_holders(run.alone.arriving)
             if before.chained_to and not is_settled(run) and handed_on:
@@ -185,16 +185,16 @@ class MemoryPass(StepRecording):
         return copies
 
     def _unread_outputs(self, run: BlockRun) -> set[int]:
-        """The outputs that no block reads as they are: the segment behind reads, and may hold them or hand them on.
+        """The outputs that only the next segment reads, which may hold them or return them.
 
-        An output that the block saves itself is one of them only if nobody else holds it.
+        An output that the block saves itself is one of them only if nothing else holds it.
         """
         if run.chained_to:
             return set()
         return {ref.key for ref in run.outputs if ref.key in run.made} - run.pinned - self._also_held(run)
 
     def _also_held(self, run: BlockRun) -> set[int]:
-        """The outputs that the block saves itself, and that the segment behind holds or hands on."""
+        """The outputs that the block saves itself, and that the next segment holds or returns."""
         return run.saved_outputs & (self._alive_at_backward | run.viewed)
 
     def _read_segment_forward(self, index: int, segment: Segment, stage: StageMeasure) -> None:

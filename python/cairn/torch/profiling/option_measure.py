@@ -107,7 +107,7 @@ class OptionPass:
         run = BlockRuns(block, function, arguments, self._device, arriving)
         with run.rewound():
             graph = run.recorded(saving=False)
-            kind = (stage.signature(), graph.digest(), graph.closed)
+            kind = (stage.signature(), graph.digest(), graph.refusal)
             if kind not in self._measured_kinds:
                 run.pending = self._parameter_users.with_pending_gradients(block, call)
                 run.shared = {id(p) for p in parameters_of(block) if self._parameter_users.is_shared(p)}
@@ -132,7 +132,7 @@ class _BlockOptions:
         self.options: list[OptionMeasure] = []
         self.digest = graph.digest()
         self.draws = sorted({op.packs_before for op in graph.operations if op.random})
-        self.reason = graph.closed or self._find(stage)
+        self.reason = graph.refusal or self._find(stage)
         del self._run, self._reporter
 
     def describe(self, stage: StageMeasure) -> None:

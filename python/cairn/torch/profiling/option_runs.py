@@ -93,14 +93,14 @@ class BlockRuns:
         has_ended = True
         graph = recorder.graph(result)
         if not constants.hold(parts, list(map(vars, parts))):
-            graph.closed = graph.closed or f"changes {constants.difference(parts)} in every run"
+            graph.refusal = graph.refusal or f"changes {constants.difference(parts)} in every run"
         for (module, name), value in self._attributes.filled():
             if is_guarded(value):  # and so would have to be as it was
                 kind = type(module).__name__
-                graph.closed = graph.closed or f"changes the attribute '{name}' of {kind} in every run"
+                graph.refusal = graph.refusal or f"changes the attribute '{name}' of {kind} in every run"
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
-            graph.closed = graph.closed or "puts other tensors in the place of its buffers"
-        if saving and not graph.closed:
+            graph.refusal = graph.refusal or "puts other tensors in the place of its buffers"
+        if saving and not graph.refusal:
             self.backward(*side_outputs.root(result, self.arriving))
         torch.clear_autocast_cache()
         return graph

@@ -96,7 +96,7 @@ class Sample:
 
     def output(self) -> Any:
         """The model's output."""
-        self.attributes.look()
+        self.attributes.record()
         self.attributes.forget_losses()
         self.attributes.restore_numbers()
         self.random.restore()

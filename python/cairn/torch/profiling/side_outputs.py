@@ -119,7 +119,7 @@ def _filled(value: Any) -> Any:
     return getattr(value, "__dict__", None)
 
 
-class Arrivals:
+class ArrivingLayouts:
     """The layouts of the gradients of tensors when they arrive in a backward."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:

@@ -73,21 +73,21 @@ class Report:
     Attributes
     ----------
     plan : Plan
-        What is explained.
+        The plan that is explained.
     rows : tuple
         One for each stage: its action, sizes in bytes, times in nanoseconds.
     composition : dict
-        What makes up the peak, bytes by name.
+        The tensors in memory at the peak: bytes by name.
     peak_at : str
         When memory peaks.
     measured
-        What the first steps were measured to take; None before.
+        The measured peak and time of the first steps; None before.
     shapes : tuple
         The plans by shape.
     offloading
-        What is offloaded; None if nothing is.
+        The offloaded bytes and the use of the link; None if nothing is offloaded.
     notes : tuple of str
-        What the latest steps did that is not as planned.
+        Deviations of the latest steps from the plan.
     """
 
     plan: Plan

@@ -206,7 +206,7 @@ class Attributes:
             if contents.size == 0 and contents.container and not contents.are_names:
                 yield contents.place, contents.container
 
-    def lack(self, tensors: Iterable[torch.Tensor]) -> bool:
+    def lost_any(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether a run since has removed one of these objects from its place."""
         wanted = set(map(id, tensors))
 

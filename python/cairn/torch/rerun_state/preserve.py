@@ -220,7 +220,7 @@ def _restored(model: nn.Module, device: torch.device, attributes: StepAttributes
             registered.clear()
             registered.update(kept)
         buffers.restore()
-        parameters.restore(but_of=attributes.made_something())
+        parameters.restore(but_of=attributes.modules_with_new_attributes())
         state.restore()
         attributes.forget_losses()
         attributes.restore_numbers()

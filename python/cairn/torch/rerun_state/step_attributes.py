@@ -28,7 +28,7 @@ class StepAttributes(Attributes):
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         super().__init__(modules)
-        #: by container and name: what had tensors at the first look, and the first tensor of each at the latest one
+        #: by container and name: what had tensors at the first record, and the first tensor of each at the latest one
         self._first: dict[tuple[int, Any], Any] | None = None
         self._seen: dict[tuple[int, Any], weakref.ref[torch.Tensor]] = {}
         self._replaced: set[tuple[int, Any]] = set()
@@ -36,7 +36,7 @@ class StepAttributes(Attributes):
         self._extents: dict[tuple[int, Any], Any] = {}  # of containers with a new name, as they were first seen
         self._written: set[tuple[int, Any]] = set()  # those of them in which every forward writes something down
 
-    def look(self) -> None:
+    def record(self) -> None:
         """Record changes, before each of several forwards.
 
         These are: names that hold other tensors than at the last call, names that hold tensors with the last forward's
@@ -48,7 +48,7 @@ class StepAttributes(Attributes):
                 tensor = None if name in contents.ignored else _first_tensor(value)
                 if tensor is not None:
                     first[key, name] = value
-                    self._see((key, name), tensor)
+                    self._record_tensor((key, name), tensor)
                     if tensor.grad_fn is not None:
                         self._of_steps.add((key, name))
             for place, extent in _new_extents(contents):
@@ -57,21 +57,21 @@ class StepAttributes(Attributes):
         if self._first is None:
             self._first = first
 
-    def _see(self, place: tuple[int, Any], tensor: torch.Tensor) -> None:
+    def _record_tensor(self, place: tuple[int, Any], tensor: torch.Tensor) -> None:
         seen = self._seen.get(place)
         if seen is not None and seen() is not tensor:
             self._replaced.add(place)
         self._seen[place] = weakref.ref(tensor)
 
-    def made_something(self) -> set[int]:
+    def modules_with_new_attributes(self) -> set[int]:
         """The identities of the modules that have assigned an attribute that did not exist or was None before.
 
         Only values made once count, not values that every forward assigns, such as losses of routers.
         """
         owners = (contents for contents in self._contents.values() if contents.are_names)
-        return {id(contents.place[0]) for contents in owners if any(map(self._is_made_once, _new_in(contents)))}
+        return {id(contents.place[0]) for contents in owners if any(map(self._is_new_once, _new_in(contents)))}
 
-    def _is_made_once(self, new: tuple[int, Any, Any]) -> bool:
+    def _is_new_once(self, new: tuple[int, Any, Any]) -> bool:
         key, name, value = new
         place = key, name
         is_anew = place in self._of_steps or place in self._replaced or place in self._written
@@ -82,7 +82,7 @@ class StepAttributes(Attributes):
 
         In modules that made a cache meanwhile, only tensors are removed.
         """
-        stays = self.made_something()
+        stays = self.modules_with_new_attributes()
         for contents in self._contents.values():
             container, before = contents.container, contents.before
             if isinstance(container, SEQUENCES):
@@ -97,7 +97,7 @@ class StepAttributes(Attributes):
 
         Caches that were made meanwhile may stay, and so may the other attributes of modules that made one.
         """
-        stays = self.made_something()
+        stays = self.modules_with_new_attributes()
         for contents in self._contents.values():
             container, before = contents.container, contents.before
             if isinstance(container, dict):
@@ -130,7 +130,7 @@ class StepAttributes(Attributes):
 
     def restore_states(self) -> None:
         """Restore values that each forward replaced, such as the state of a recurrent network, but no caches."""
-        self.look()
+        self.record()
         first = self._first or {}
         for key, name in self._replaced:
             contents = self._contents[key]
@@ -140,7 +140,7 @@ class StepAttributes(Attributes):
                 contents.container[name] = contents.before[name]
             else:
                 contents.container.pop(name, None)
-        made = self.made_something()
+        made = self.modules_with_new_attributes()
         for contents in self._contents.values():
             if isinstance(contents.container, SEQUENCES) and id(contents.place[0]) not in made:
                 refill(contents.container, contents.before)

@@ -68,7 +68,7 @@ class OffloadableTensors:
         if self._recompute_state is not None and self._recompute_state.recompute is not self._tensor_recompute:
             self._recompute_state.recompute = None
         elif self._tensor_recompute is not None:
-            self._tensor_recompute.let_go(self._held)
+            self._tensor_recompute.release(self._held)
 
     def unpack(self, tensors: Sequence[torch.Tensor]) -> Outputs | None:
         """Puts prefetched tensors back into the holders and the recipe; returns the outputs."""

@@ -4,11 +4,11 @@ Problem. The overhead of a block counts in every step. A block that runs once, a
 drops or offloads, does not need the list of operations, nor outputs of other blocks.
 
 So such a run (`SelectiveRun`) works alone. The autograd graph has one object for each saved tensor: the tensor and its
-version if it is kept, otherwise an `Absent`, which asks its run for the tensor. The run recomputes that tensor
+version if it is kept, otherwise a `DroppedHolder`, which asks its run for the tensor. The run recomputes that tensor
 (`selective/recompute.py`). If this fails or gives other values, the run recomputes the whole block from the state that
 was recorded in the forward: arguments, parameters and buffers with their versions, random state, modes.
 
-Ownership: the graph owns the `Absent` holders, and these own the run. The run has only weak references to them.
+Ownership: the graph owns the `DroppedHolder` holders, and these own the run. The run has only weak references to them.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from .block_records import BlockRun, RecomputingStep
 Kept = tuple[torch.Tensor, int, str]
 
 
-class Absent(Holder):
+class DroppedHolder(Holder):
     """A saved tensor that was not kept. `lease` is the run that recomputes it."""
 
     __slots__ = ("index",)
@@ -55,7 +55,7 @@ class Absent(Holder):
 class SelectiveRun(Lease):
     """One run of a block under selective recomputation; see the top of this file."""
 
-    __slots__ = ("_absent", "_backward", "_block", "_devices", "_extra", "_hooks", "_is_running", "_name",
+    __slots__ = ("_dropped", "_backward", "_block", "_devices", "_extra", "_hooks", "_is_running", "_name",
                  "_next_items", "_recipe", "_tensor_recompute", "versions")  # fmt: skip
     run: RecomputingStep
 
@@ -74,7 +74,7 @@ class SelectiveRun(Lease):
         self._tensor_recompute: TensorRecompute | None = TensorRecompute(recipe)
         self._next_items = iter(recipe.items)
         self._extra = 0  # saved tensors that the recipe does not have
-        self._absent: dict[int, weakref.ref[Absent]] = {}
+        self._dropped: dict[int, weakref.ref[DroppedHolder]] = {}
         self._hooks: SubmoduleHooks | None = None  # None: the hooks were active in the whole block
         self._is_running = True
         self._backward: int | None = None  # number of the first backward that read a saved tensor
@@ -95,7 +95,7 @@ class SelectiveRun(Lease):
         finally:
             packing.close()  # the graph refers to the generator, and its frame may refer to a tensor with that graph
 
-    def _packing(self) -> Generator[Kept | Absent | None, torch.Tensor, None]:
+    def _packing(self) -> Generator[Kept | DroppedHolder | None, torch.Tensor, None]:
         """The pack hook as a generator, because a loop is faster than calls.
 
         It is sent each saved tensor, and yields the object that the graph keeps for it.
@@ -107,16 +107,16 @@ class SelectiveRun(Lease):
                 tensor = yield tensor, saved_version(tensor), name
                 continue
             kept = tensor.detach() if item is False else self._pack_item(item, tensor)
-            if isinstance(kept, Absent):
+            if isinstance(kept, DroppedHolder):
                 del tensor  # it must be freed before the next one comes
                 tensor = yield kept
             else:
                 tensor = yield kept, saved_version(kept), name
 
-    def _pack_item(self, item: Item | None, tensor: torch.Tensor) -> torch.Tensor | Absent:
+    def _pack_item(self, item: Item | None, tensor: torch.Tensor) -> torch.Tensor | DroppedHolder:
         """Packs a tensor that the recipe does not simply keep, or does not have (item is None).
 
-        Returns its `Absent`, or the detached tensor if it is kept.
+        Returns its `DroppedHolder`, or the detached tensor if it is kept.
         """
         recompute = self._tensor_recompute
         if item is None or recompute is None or not item.is_of(tensor):
@@ -135,8 +135,8 @@ class SelectiveRun(Lease):
             recompute.hold(index, mask_of(tensor))
         if item.sample is not None:
             recompute.note(index, item.sample.of(tensor))
-        absent = Absent(self, index)
-        self._absent[index] = weakref.ref(absent)
+        absent = DroppedHolder(self, index)
+        self._dropped[index] = weakref.ref(absent)
         return absent
 
     def finish(self) -> str:
@@ -163,7 +163,7 @@ class SelectiveRun(Lease):
     def argument(self, index: int) -> torch.Tensor:
         return self.run.find(self.stage, self._block, index)
 
-    def recomputed(self, absent: Absent) -> torch.Tensor:
+    def recomputed(self, absent: DroppedHolder) -> torch.Tensor:
         """Recomputes a saved tensor that was not kept."""
         backward = _compat.backward_id()
         if backward < 0 or backward != self._backward:
@@ -192,11 +192,11 @@ class SelectiveRun(Lease):
             self._tensor_recompute = None  # the first backward has freed the inputs of the recipe
 
     def _recompute_block(self) -> None:
-        """Recomputes the whole block, which fills every `Absent` that the graph still has."""
+        """Recomputes the whole block, which fills every `DroppedHolder` that the graph still has."""
         items = self._recipe.items
         packed = [*items[: len(items) - operator.length_hint(self._next_items)], *itertools.repeat(True, self._extra)]
-        absent = [self._absent.get(item.index) if isinstance(item, Item) else None for item in packed]
-        metas = [item.meta if isinstance(item, Item) and item.index in self._absent else None for item in packed]
+        absent = [self._dropped.get(item.index) if isinstance(item, Item) else None for item in packed]
+        metas = [item.meta if isinstance(item, Item) and item.index in self._dropped else None for item in packed]
         self._block.first = Packed([holder or _no_holder for holder in absent], metas)
         calls = self._recipe.calls
         self._block.calls = None if self._hooks is None or calls is None else self._hooks.entered(calls)
@@ -207,8 +207,8 @@ def _no_holder() -> None:
     """Stands in for the weak reference to a holder, where the tensor was kept."""
 
 
-def _unpack(saved: Kept | Absent) -> torch.Tensor:
-    if isinstance(saved, Absent):
+def _unpack(saved: Kept | DroppedHolder) -> torch.Tensor:
+    if isinstance(saved, DroppedHolder):
         return saved.unpack()
     tensor, version, name = saved
     if saved_version(tensor) != version:

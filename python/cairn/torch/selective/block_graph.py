@@ -13,7 +13,7 @@ Rules decide which operations may be replayed, and `Operation.reason` names the 
 unknown libraries are not replayed, nor those that write a value from before the block, nor random ones whose state was
 not recorded; their results are kept. A block may also do something else in the next step: it reads values of its
 tensors from Python, has shapes that depend on data, writes its arguments or changes its own attributes. Such a block is
-not recomputed selectively (`BlockGraph.closed`). Batch normalisation writes statistics that its schema does not
+not recomputed selectively (`BlockGraph.refusal`). Batch normalisation writes statistics that its schema does not
 declare; it is replayed without them.
 """
 
@@ -119,7 +119,7 @@ class BlockGraph:
     operations: list[Operation]
     packs: list[Pack]
     returned: frozenset[int]
-    closed: str = ""  # why the block has no options; empty: it may have
+    refusal: str = ""  # why the block has no options; empty: it may have
     calls: Sequence[Call] = ()
 
     def is_dense(self, value: int) -> bool:

@@ -128,7 +128,7 @@ class SelectiveBlock:
 
         A run may change the state that it reads once, as an attribute from None to a loss. Then the next is recorded.
         """
-        reason, before = graph.closed, self._entries.get(key)
+        reason, before = graph.refusal, self._entries.get(key)
         changed = not constants.hold(self.state.modules(), self.state.attributes())
         if not reason and changed and before is not None and before.changed:
             reason = f"changes {constants.difference(self.state.modules())} in every run"

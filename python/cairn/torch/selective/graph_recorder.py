@@ -55,21 +55,21 @@ class BlockRecorder:
         parts: Sequence[nn.Module] = (),
         timed: torch.device | None = None,
     ) -> None:
-        self._notes, self._parts = _Notes(timed), parts
+        self._builder, self._parts = _GraphBuilder(timed), parts
         for kind, tensors in ((ARGUMENT, arguments), (PARAMETER, parameters), (BUFFER, buffers)):
             for index, tensor in enumerate(tensors):
                 if tensor is not None and memory.has_storage(tensor):
-                    self._notes.root(tensor, (kind, index))
+                    self._builder.root(tensor, (kind, index))
         if any(type(t) not in PLAIN_CLASSES for t in arguments):
-            self._notes.close("gets a tensor of a class of its own")
+            self._builder.refuse("gets a tensor of a class of its own")
 
     def __enter__(self) -> BlockRecorder:
         with contextlib.ExitStack() as entered:
             entered.enter_context(
-                submodule_hooks.recorded_calls(self._parts, self._notes.saved_count, self._notes.calls)
+                submodule_hooks.recorded_calls(self._parts, self._builder.saved_count, self._builder.calls)
             )
-            entered.enter_context(_Operations(self._notes))
-            entered.enter_context(_Reads(self._notes))
+            entered.enter_context(_Operations(self._builder))
+            entered.enter_context(_Reads(self._builder))
             self._entered = entered.pop_all()
         return self
 
@@ -78,58 +78,58 @@ class BlockRecorder:
 
     def pack(self, tensor: torch.Tensor) -> None:
         """Record a tensor that autograd saves; only while paused."""
-        self._notes.pack(tensor)
+        self._builder.pack(tensor)
 
     def read(self, index: int) -> None:
         """Record that the block itself reads a saved tensor."""
-        self._notes.read.add(index)
+        self._builder.read.add(index)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Do not record the operations of the body."""
-        self._notes.paused, before = True, self._notes.paused
+        self._builder.paused, before = True, self._builder.paused
         try:
             yield
         finally:
-            self._notes.paused = before
+            self._builder.paused = before
 
-    def close(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
         """Mark the block as not to be recomputed selectively."""
-        self._notes.close(reason)
+        self._builder.refuse(reason)
 
     def graph(self, output: Any) -> BlockGraph:
         """The recorded graph; `output` is the block's result."""
-        return self._notes.graph(output)
+        return self._builder.graph(output)
 
 
 class _Operations(_compat.DispatchMode):
     """Passes every operation to the record."""
 
-    def __init__(self, notes: _Notes) -> None:
+    def __init__(self, builder: _GraphBuilder) -> None:
         super().__init__()
-        self._notes = notes
+        self._builder = builder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._notes.operation(func, args, kwargs or {})
+        return self._builder.operation(func, args, kwargs or {})
 
 
 class _Reads(_compat.FunctionMode):
     """Detects reads of tensors' values that bypass the dispatcher."""
 
-    def __init__(self, notes: _Notes) -> None:
+    def __init__(self, builder: _GraphBuilder) -> None:
         super().__init__()
-        self._notes = notes
+        self._builder = builder
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, notes = getattr(func, "__name__", str(func)), self._notes
-        if notes.paused:
+        name, builder = getattr(func, "__name__", str(func)), self._builder
+        if builder.paused:
             return func(*args, **kwargs)
         if func in _READS_VALUES:
-            notes.close(f"reads tensors from Python ({name})")
-        notes.reached.clear()  # functions that this one calls do not come here
+            builder.refuse(f"reads tensors from Python ({name})")
+        builder.reached.clear()  # functions that this one calls do not come here
         result = func(*args, **kwargs)
         if name not in _LIKE_ANOTHER and self._is_by_values(args, kwargs, result):
-            notes.close(f"depends on the values of its tensors ({name})")
+            builder.refuse(f"depends on the values of its tensors ({name})")
         return result
 
     def _is_by_values(self, args: Any, kwargs: Any, result: Any) -> bool:
@@ -138,12 +138,12 @@ class _Reads(_compat.FunctionMode):
         A function that returns its argument or a view of it reads nothing.
         """
         passed = (t for t in tensors_in((args, kwargs)) if _is_plain(t) and not t.dtype.is_floating_point)
-        keys = {_compat.storage_id(t) for t in passed if not t.dtype.is_complex} - self._notes.reached
+        keys = {_compat.storage_id(t) for t in passed if not t.dtype.is_complex} - self._builder.reached
         made = {_compat.storage_id(t) for t in tensors_in(result) if _is_plain(t)} if keys else set()
         return bool(made) and not keys <= made
 
 
-class _Notes:
+class _GraphBuilder:
     """The record while it grows."""
 
     def __init__(self, timed: torch.device | None) -> None:
@@ -159,7 +159,7 @@ class _Notes:
         self.read: set[int] = set()  # the saved tensors that the block reads itself
         self.reached: set[int] = set()  # the storages that operations were passed, in the present call of a function
 
-    def close(self, reason: str) -> None:
+    def refuse(self, reason: str) -> None:
         self._closed = self._closed or reason
 
     def saved_count(self) -> int:
@@ -187,7 +187,7 @@ class _Notes:
         if self.paused:
             return func(*args, **kwargs)
         if operators.is_higher_order(func):
-            self.close(f"calls the higher-order operator {func}, which is recomputed as a whole")
+            self.refuse(f"calls the higher-order operator {func}, which is recomputed as a whole")
             return func(*args, **kwargs)
         tree = Tree.of((args, kwargs))
         known = [_is_plain(t) for t in tree.leaves]
@@ -212,7 +212,7 @@ class _Notes:
                 self._values[value].operation = len(self._operations)
             tree.leaves = []
             self._operations.append(op)
-        self._close_by(func, dtypes)
+        self._refuse_by(func, dtypes)
         return result
 
     def _now(self) -> int:
@@ -255,7 +255,7 @@ class _Notes:
                 op.reason = op.reason or "writes what was there before the block"
                 root = self._first(old).root
                 if root is not None and root[0] != BUFFER:
-                    self.close(f"writes what it did not make ({op.name})")
+                    self.refuse(f"writes what it did not make ({op.name})")
 
     def _first(self, value: Value) -> Value:
         while value.before >= 0:
@@ -283,17 +283,17 @@ class _Notes:
             return "brings in a value from Python"
         return ""
 
-    def _close_by(self, func: Any, dtypes: Sequence[torch.dtype]) -> None:
+    def _refuse_by(self, func: Any, dtypes: Sequence[torch.dtype]) -> None:
         if len(self._operations) > MAX_OPERATIONS:
-            self.close(f"has more than {MAX_OPERATIONS} operations")
+            self.refuse(f"has more than {MAX_OPERATIONS} operations")
         by_positions = short_name(func) == "index" and torch.bool not in dtypes and torch.uint8 not in dtypes
         dynamic = torch.Tag.dynamic_output_shape in func.tags and not by_positions
         if torch.Tag.data_dependent_output in func.tags or dynamic:
-            self.close(f"depends on the values of its tensors ({func})")
+            self.refuse(f"depends on the values of its tensors ({func})")
         if torch.Tag.inplace_view in func.tags or short_name(func) in ("set_", "resize_", "equal"):
-            self.close(f"uses {func}")
+            self.refuse(f"uses {func}")
         if "c10d" in func.namespace:
-            self.close(f"communicates ({func})")
+            self.refuse(f"communicates ({func})")
 
     def graph(self, output: Any) -> BlockGraph:
         returned = frozenset(_compat.storage_id(t) for t in tensors_in(output) if memory.has_storage(t))

@@ -30,7 +30,7 @@ from . import bit_masks, submodule_calls
 from .block_graph import BlockGraph, Pack
 from .block_options import MASK, is_always_resident, masks, saved_values
 from .recompute_code import MASK as KEPT_MASK
-from .recompute_code import PACK, Code, Kept, Made, Missing, Running, Source, write
+from .recompute_code import PACK, Code, Kept, Missing, Recomputed, RecomputeGenerator, Source, write
 from .saved_tensors import Meta
 from .submodule_calls import Calls
 
@@ -273,8 +273,8 @@ class TensorRecompute:
         self._kept: Kept = {}
         self._states: dict[int, RandomState] = {}
         self._samples: dict[int, tuple[bytes, bytes]] = {}
-        self._made: Made = []  # the tensor that the code has just recomputed
-        self._running: Running | None = None
+        self._made: Recomputed = []  # the tensor that the code has just recomputed
+        self._running: RecomputeGenerator | None = None
         self._position = 0  # in the recipe's order: the tensor that the code recomputes next
         self.was_wrong = False  # a recomputed tensor differs from the saved one
         self.fingerprints: dict[int, Any] | None = (
@@ -319,7 +319,7 @@ class TensorRecompute:
         sample = self.recipe.samples[index]
         return sample is None or index not in self._samples or sample.of(tensor) == self._samples[index]
 
-    def let_go(self, indices: Iterable[int]) -> None:
+    def release(self, indices: Iterable[int]) -> None:
         """Drops held tensors, until `hold` is called for them again."""
         for index in indices:
             self._kept.pop(index, None)
@@ -349,7 +349,7 @@ class TensorRecompute:
             self.was_wrong = sample is not None and sample.of(tensor) != self._samples.get(index)
         return None if self.was_wrong else tensor
 
-    def _begin(self, index: int) -> Running:
+    def _begin(self, index: int) -> RecomputeGenerator:
         """Begins the code for all tensors if the first of them is read first; else the code for this one alone."""
         recipe = self.recipe
         in_order = self._position == 0 and recipe.order[:1] == [index]

@@ -50,8 +50,8 @@ from .saved_tensors import View
 PACK, MASK = "saved tensor", "mask"
 Source = tuple[str, int]  # an argument, a parameter, a buffer, a kept tensor or a mask, and which
 Kept = dict[int, tuple[torch.Tensor, int]]  # by saved tensor: what is kept of it, with its version
-Made = list[torch.Tensor | None]  # what was recomputed; None for what an operation leaves out where nothing is recorded
-Running = Generator[None, Any, None]
+Recomputed = list[torch.Tensor | None]  # None where an operation omits a result
+RecomputeGenerator = Generator[None, Any, None]
 
 
 #: In-place operations that, given a number, compute each element from that element alone.
@@ -89,7 +89,7 @@ class Code:
         self.held, self.states = frozenset(writer.held), frozenset(writer.states)
         file = f"<recomputing what '{name}' did not keep, {next(_numbers)}>"
         exec(compile(self.source, file, "exec"), writer.names)
-        self.begin: Callable[[Kept, dict[int, RandomState], Made], Running] = writer.names["recompute"]
+        self.begin: Callable[[Kept, dict[int, RandomState], Recomputed], RecomputeGenerator] = writer.names["recompute"]
         linecache.cache[file] = len(self.source), None, self.source.splitlines(keepends=True), file
         weakref.finalize(self, linecache.cache.pop, file, None).atexit = False
 

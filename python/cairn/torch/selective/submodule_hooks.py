@@ -189,7 +189,7 @@ class Handlers:
                         _placed[module] = _Placed(module)
                     _placed[module].wanted_by += 1
                     self._held.add(module)
-                if "forward" not in vars(module):  # somebody has put another there, and taken it away again
+                if "forward" not in vars(module):  # other code has replaced the patch, and removed its own
                     _placed[module].patch.remove()
                     _placed[module].put(module)
 

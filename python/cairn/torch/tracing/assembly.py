@@ -127,7 +127,7 @@ class _Assembly:
         self.used = {record: sorted(outputs) for record, outputs in used.items()}
 
     def _storages(self, record: Record) -> dict[int, int]:
-        """The storages that a record hands on, and their bytes."""
+        """The storages of a record's outputs, and their bytes."""
         return dict(record.storages[i] for i in self.used[record]) if record.storages else {}
 
     # copies

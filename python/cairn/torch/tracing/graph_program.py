@@ -75,17 +75,17 @@ class Operation:
     Attributes
     ----------
     name
-        For people.
+        Its name in messages.
     calls
-        What to do.
+        The calls that perform it.
     outputs
-        Which results it hands on; the others die with it.
+        The results that later operations read; the others are freed with it.
     storage_bytes
         Bytes of each storage that is new with it; none for a view.
     deps
         The operations whose results it reads, ascending.
     base
-        The operation whose storage its outputs show, for a view.
+        For a view, the operation that allocated its storage.
     once
         It draws random numbers, talks to other processes or does not repeat its bits, so it is computed once.
     keep
@@ -125,13 +125,13 @@ class Program:
     backward_begins_at
         How many operations come before the backward.
     loss
-        Where the loss is.
+        The value that is the loss.
     outputs
         The tensors of the model's output, where they are results.
     grads
         Gradients by the name of their parameter or input.
     written
-        What the step leaves in tensors from outside (buffers): (external, where its new contents are).
+        The new contents of tensors from outside (buffers): pairs (external, value).
     """
 
     operations: tuple[Operation, ...]
@@ -232,7 +232,7 @@ class LiveValues:
         self._host.close()
 
     def _taken(self, v: int) -> list[Any] | None:
-        """An operation's outputs, if they exist, once what was asked back is there."""
+        """An operation's outputs, if they exist; waits for their prefetch."""
         if self._host.is_arriving(v):
             self._values[v] = self._host.take(v)
         return self._values[v]

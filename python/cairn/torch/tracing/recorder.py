@@ -42,13 +42,13 @@ class _Performed:
     Attributes
     ----------
     function
-        What a run calls for it: the operator, or the operator and a check of what it gives.
+        The function that a run calls: the operator, or the operator and a check of its result.
     facts
-        What is known of the operator.
+        The known effects of the operator.
     args, kwargs
-        What it was called with.
+        Its arguments.
     results
-        What it returned, as a list.
+        Its results, as a list.
     written
         The tensors that it wrote into.
     once
@@ -214,7 +214,7 @@ class Recorder:
     def _view(self, done: _Performed, made: list[tuple[int, torch.Tensor]]) -> None:
         storage = self.tape.storage(made[0][1])
         if all(Geometry.of(tensor) in storage.views for _, tensor in made):
-            return  # it shows what is there already
+            return  # an equal view is recorded already
         record = Record(done.label, self.tape.in_backward, base=storage.root)
         record.calls.append(self._call(done, reads=False))
         self.tape.place(record)
@@ -223,7 +223,7 @@ class Recorder:
             storage.views.setdefault(geometry, record.add_output(Local(0, index), geometry))
 
     def _check_again(self, done: _Performed) -> None:
-        """Numbers were read: a run does so, too, and compares."""
+        """Records a call that read numbers of a tensor: a run reads them, too, and compares."""
         record = Record(f"{done.label} (checked)", self.tape.in_backward, once=True)
         record.calls.append(self._call(done))
         self.tape.place(record)
@@ -263,7 +263,7 @@ class Recorder:
         self._write_copies(done, {storage.ref.key: storage}, [])
 
     def _unread_maker(self, done: _Performed, storage: Storage) -> Record | None:
-        """The record that made a storage which nobody has read, if a write can join it where it stands."""
+        """The record that made a storage without readers, if a write can be added to it at its position."""
         if storage.was_read or not isinstance(storage.root, Output):
             return None
         record = storage.root.record

@@ -122,7 +122,7 @@ def _restore_buffers(sample: Sample, known: dict[str, torch.Tensor]) -> None:
 
 
 def _restore_data(outside: list[tuple[str, torch.Tensor, torch.Tensor]]) -> list[str]:
-    """Gives tensors whose `data` was set their storage again; returns their names."""
+    """Restores the storage of tensors whose `data` was set; returns their names."""
     moved = []
     for name, tensor, before in outside:
         if Geometry.of(tensor) != Geometry.of(before) or _compat.storage_id(tensor) != _compat.storage_id(before):
@@ -144,7 +144,7 @@ def _check_undeclared_effects(before: Randomness, after: Randomness, buffers: Bu
 
 
 def _prove(program: Program, fingerprints: dict[str, int], after: Randomness, device: torch.device) -> None:
-    """Runs the program and compares."""
+    """Runs the program and compares its results with those of the recorded step."""
     externals = [outside.tensor for outside in program.externals]
     outcome = interpreter.run(program, program.store_all(), externals, device, None).outcome
     for name, tensor in outcome.named(program.externals):

@@ -57,28 +57,28 @@ class Geometry:
 
 @dataclass(eq=False)
 class Record:
-    """One operation to be.
+    """One operation of the program, while the step is recorded.
 
     Attributes
     ----------
     name
-        For people.
+        Its name in messages.
     is_backward
-        It was performed in the backward.
+        Whether it was performed in the backward.
     base
-        For a view, what made the storage that it shows.
+        For a view, the result that made its storage.
     calls
-        What to do; operands stand in the place of tensors.
+        The calls that perform it, with operands in place of tensors.
     outputs
-        What it hands on.
+        The results that later records read.
     geometries
-        Of each output in its storage.
+        The geometry of each output in its storage.
     storages
-        Of each output, where they are new: the storage, as a number of its own, and its bytes.
+        For each output with a new storage: the storage's number and its bytes.
     once
-        It must be performed exactly once.
+        Whether it must be performed exactly once.
     position
-        Where it stands among the records.
+        Its index among the records.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""The records of a step, and what each storage shows: which record made it, who has read it, how it is viewed.
+"""The records of a step, and the state of each storage: the record that made it, its readers, its views.
 
-What is looked up is never a tensor object but what it shows: a storage, and the part of it that the tensor covers. A
-tensor that autograd saved and unpacked is thereby the value that it was, and a view that somebody made elsewhere can be
-made again. Each storage has a *root*, the result that made it; a write gives it a new root.
+Tensors are identified by storage and geometry, never by tensor object. So a tensor that autograd saved and unpacked is
+the same value as before, and a view that was made outside of recorded operators can be recomputed. Each storage has a
+*root*, the result that made its contents. A write gives it a new root.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ class Storage:
     Attributes
     ----------
     ref
-        Which one.
+        The storage.
     root
-        What made its contents.
+        The result that made its contents.
     root_geometry
-        The root's view of it.
+        The root's geometry.
     views
-        Every view of the contents that is known.
+        The known views of the contents, by geometry.
     depends
-        On parameters, inputs, random numbers: on more than the program's text.
+        Whether the contents depend on parameters, inputs or random numbers, not only on constants.
     externals
         The tensors from outside that lie in it.
     was_read
-        Somebody has read these contents.
+        Whether an operation has read these contents.
     was_written
-        They are not those that it was made with.
+        Whether the contents were written since the storage was made.
     """
 
     ref: _compat.StorageRef
@@ -53,7 +53,7 @@ class Storage:
     was_written: bool = False
 
     def replace(self, root: Output, geometry: Geometry) -> None:
-        """A write: the storage has new contents, which nobody has read."""
+        """A write: the storage has new contents, which nothing has read."""
         self.root, self.root_geometry, self.views = root, geometry, {geometry: root}
         self.was_read, self.was_written = False, True
 

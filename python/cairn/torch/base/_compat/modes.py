@@ -43,10 +43,10 @@ class FunctionMode(torch.overrides.TorchFunctionMode):
 
 
 class DispatchMode(torch.utils._python_dispatch.TorchDispatchMode):
-    """A dispatch mode that torch.compile does not look into.
+    """A dispatch mode that torch.compile does not trace.
 
-    To see to that, torch imports all of its compiler, which takes seconds, when the first operation comes. As long as
-    nobody else has imported that, nothing is compiled, and there is no need.
+    To ensure this, torch imports its whole compiler at the first operation, which takes seconds. As long as that
+    was not imported, nothing is compiled. Then this mode does without the import.
     """
 
     supports_higher_order_operators = True
@@ -85,15 +85,15 @@ _hides_modes = hasattr(torch.utils._python_dispatch.TorchDispatchMode, "_should_
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
-    """Operators called inside are seen by nobody's dispatch mode; where torch cannot say so, by all of them."""
+    """Hides operators called inside from all dispatch modes; does nothing if torch has no way to."""
     disabled = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
     return contextlib.nullcontext() if disabled is None else disabled()
 
 
 @contextlib.contextmanager
 def restoring_modes_on_failure() -> Iterator[None]:
-    """If the body fails, saved-tensor hooks and grad mode are as they were: an interrupt may come just as they change,
-    where no `with` statement of torch's sees it.
+    """If the body fails, restores saved-tensor hooks and grad mode. An interrupt may come just as they change, outside
+    of torch's own `with` statements.
     """
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: None)
     hooks, is_enabled = top(True), torch.is_grad_enabled()

@@ -21,8 +21,8 @@ def weights_are_cached() -> bool:
 
 
 def cached_weights() -> dict[tuple[int, str], torch.Tensor]:
-    """What `parametrize.cached()` has at hand, as it is, by the identity of a module and a name; where it is not in
-    force, something empty.
+    """The cache of `parametrize.cached()` itself, by the identity of a module and a name; an empty dict if it is not
+    active.
     """
     cache: dict[tuple[int, str], torch.Tensor] = getattr(torch.nn.utils.parametrize, "_cache", {})
     return cache if weights_are_cached() else {}

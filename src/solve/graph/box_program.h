@@ -7,13 +7,11 @@
  *
  *     sum over columns of  min(0, c + y A)  -  y b
  *
- * is a lower bound. Good prices are found by the primal-dual hybrid gradient method (Chambolle and Pock 2011) with steps
- * from row and column sums (Pock and Chambolle 2011) and restarts at averages (Applegate et al. 2021), in floating point: +, -, *, /
- * and sqrt in a fixed order, each rounded by itself (the build forbids contraction to fused operations), so that they are the
- * same everywhere. What they prove is computed in integers. Any prices prove
- * something, so it may stop at any time.
+ * is a lower bound. Good prices are found in floating point (box_prices.c), with rows that only whole variables keep to
+ * added where they are violated (box_covers.c). What they prove is computed in integers. Any prices prove something, so
+ * it may stop at any time.
  *
- * Entries are 1 or -1, but for rows of sizes: sum of bytes of columns <= capacity.
+ * Entries are 1 or -1, but for rows of sizes: sum of bytes of columns <= capacity, and rows of other weights.
  *
  * Cost   An iteration O(entries). Memory O(entries).
  */
@@ -24,19 +22,22 @@
 
 typedef struct crn_box_program {
     int32_t row_count, row_max, column_count, column_max, entry_count, entry_max;
-    bool is_full;               /* what was added last did not fit: nothing may be asked */
-    int shift;                  /* costs are scaled by 2^shift, which may be below 1 */
-    double total;               /* the scaled cost of everything: the unit of floating-point costs and prices */
-    int32_t *row_begin;         /* row_count + 1 */
-    int32_t *column_begin;      /* column_count + 1; by solve */
-    int32_t *column, *row;      /* of an entry, by rows; by columns */
-    double *value, *turned;     /* the same; of sizes in units of their row's capacity */
-    int64_t *cost, *bytes;      /* of a column; cost scaled, rounded down */
-    int64_t *capacity;          /* of a row; -1 = a row of 1 and -1 */
-    int32_t *right;             /* of such a row */
-    double *y, *y_sum, *y_best; /* of a row */
-    double *y_began, *y_step;
-    double *x, *x_ahead, *x_sum, *x_began, *x_step, *slope; /* of a column */
+    bool is_full;           /* what was added last did not fit: nothing may be asked */
+    int shift;              /* costs are scaled by 2^shift, which may be below 1 */
+    double total;           /* the scaled cost of everything: the unit of floating-point costs and prices */
+    int32_t *row_begin;     /* row_count + 1 */
+    int32_t *column_begin;  /* column_count + 1; by solve */
+    int32_t *column, *row;  /* of an entry, by rows; by columns */
+    double *value, *turned; /* the same; of sizes in units of their row's capacity */
+    int64_t *weight;        /* of an entry of a row with a capacity */
+    int64_t *cost, *bytes;  /* of a column; cost scaled, rounded down */
+    int64_t *capacity;      /* of a row; -1 = a row of 1 and -1 */
+    int32_t *right;         /* of such a row */
+    double best;            /* what the best prices prove, in units of the total */
+    double step_ratio;      /* of prices to variables */
+    double *y, *y_next, *y_best, *y_began, *y_step;  /* of a row */
+    double *x, *x_next, *x_ahead, *x_began, *x_step; /* of a column */
+    double *slope, *slope_next, *slope_began;        /* what a column costs with the prices of its rows */
 } crn_box_program;
 
 /** Room for so many entries, in an arena, for problems whose costs sum to total_cost. False when memory fails. */
@@ -49,6 +50,8 @@ int32_t crn_box_column(crn_box_program *p, int64_t cost, int64_t bytes);
 void crn_box_entry(crn_box_program *p, int32_t column, int sign);
 void crn_box_row(crn_box_program *p, int32_t right);
 void crn_box_sizes(crn_box_program *p, int64_t capacity);
+/** The same where the entries' weights are set already. */
+void crn_box_weights(crn_box_program *p, int64_t capacity);
 
 /** How long to look for prices. */
 typedef struct crn_box_limit {
@@ -61,5 +64,14 @@ typedef struct crn_box_limit {
 
 /** A lower bound on the cost, in the unit of the columns' costs, rounded up, for costs and variables are whole; 0 = none. */
 int64_t crn_box_bound(crn_box_program *p, crn_box_limit *limit);
+
+/* ---- of its parts ---- */
+
+/** Starts at prices of 0. */
+void crn_box_prices_begin(crn_box_program *p);
+/** Goes on from the last prices. False where it is to end: by limits, or for there is no hope. */
+bool crn_box_prices_find(crn_box_program *p, crn_box_limit *limit);
+/** Adds rows that whole variables keep to and the last ones do not, for the first so many rows; whether there are any. */
+bool crn_box_covers_add(crn_box_program *p, int32_t rows);
 
 #endif

@@ -19,7 +19,7 @@ bool crn_moment_program_new(crn_arena *arena, const crn_graph_model *model, int6
     size_t n = (size_t)model->node_count;
     *p = (crn_moment_program){.model = model, .budget_bytes = budget_bytes};
     bool fits = crn_box_program_new(arena, entry_max, model->total_cost, &p->box) &&
-                (p->later = crn_arena_alloc(arena, n, sizeof(int32_t))) &&
+                (p->together = crn_arena_alloc(arena, n, sizeof(int32_t))) &&
                 (p->members = crn_arena_alloc(arena, n, sizeof(int32_t))) &&
                 (p->is_member = crn_arena_alloc(arena, n, sizeof(bool))) &&
                 (p->is_read = crn_arena_alloc(arena, n, sizeof(bool))) &&
@@ -153,38 +153,50 @@ static void closure(crn_moment_program *p, const moment *at, const int32_t *agai
     }
 }
 
+/* What the next moment of a window holds stayed there, or was computed again. */
+static void holds_at(crn_moment_program *p, const moment *at, const int32_t *again, int next)
+{
+    for (int32_t k = 0; next < at->count && k < at->member_count; k++) {
+        int32_t s = p->members[k], held = p->held[next][s];
+        if (held != NONE && !p->is_read[s])
+            must_be_there(p, at, again, s, held == HELD ? NONE : held);
+    }
+}
+
 static void set_out_window(crn_moment_program *p, const moment *at)
 {
     const int32_t *again = p->again[at->index];
     reads_until(p, at, again, at->end);
     aliases_until(p, at, at->end);
     closure(p, at, again);
-    if (at->index + 1 == at->count)
-        return;
-    for (int32_t k = 0; k < at->member_count; k++) {
-        int32_t s = p->members[k], next = p->held[at->index + 1][s];
-        if (next >= 0 && !p->is_read[s])
-            must_be_there(p, at, again, s, next);
-        else if (next == HELD && !p->is_read[s])
-            must_be_there(p, at, again, s, NONE);
-    }
+    holds_at(p, at, again, at->index + 1);
 }
 
-/* The same from the moment to the end. */
-static void set_out_rest(crn_moment_program *p, const moment *at)
+/* The same for several windows together, from the moment to the next one after them. */
+static void set_out_windows(crn_moment_program *p, const moment *at, int next, int32_t end)
 {
     for (int32_t k = 0; k < at->member_count; k++) {
         int32_t s = p->members[k];
-        p->later[s] = p->model->once_node[s] ? NONE : crn_box_column(&p->box, 0, 0);
-        if (p->later[s] == NONE)
+        p->together[s] = p->model->once_node[s] ? NONE : crn_box_column(&p->box, 0, 0);
+        if (p->together[s] == NONE)
             continue;
-        entry(p, p->later[s], 1);
-        for (int i = at->index; i < at->count; i++)
+        entry(p, p->together[s], 1);
+        for (int i = at->index; i < next; i++)
             entry(p, p->again[i][s], -1);
         crn_box_row(&p->box, 0);
     }
-    reads_until(p, at, p->later, p->model->node_count);
-    closure(p, at, p->later);
+    reads_until(p, at, p->together, end);
+    closure(p, at, p->together);
+    holds_at(p, at, p->together, next);
+}
+
+/* Which windows are looked at together: 2, 4, 8 and 16 of them, and all to the end. */
+static void set_out_together(crn_moment_program *p, const moment *at, const int32_t *moments)
+{
+    for (int span = 2; at->index + span < at->count; span *= 2)
+        set_out_windows(p, at, at->index + span, moments[at->index + span]);
+    if (at->index + 1 < at->count)
+        set_out_windows(p, at, at->count, p->model->node_count);
 }
 
 int64_t crn_moment_bound(crn_moment_program *p, const int32_t *moments, int count, crn_box_limit *limit)
@@ -199,8 +211,7 @@ int64_t crn_moment_bound(crn_moment_program *p, const int32_t *moments, int coun
         if (!set_out_members(p, &at))
             return 0;
         set_out_window(p, &at);
-        if (i + 1 < count)
-            set_out_rest(p, &at);
+        set_out_together(p, &at, moments);
         if (p->box.is_full)
             return 0;
     }

@@ -6,7 +6,7 @@
  *
  *     held(s, i)     it is resident at moment i; what is held fits beside t_i
  *     again(s, i)    it is computed again in window i, which costs its time
- *     later(s, i)    it is computed again after moment i
+ *     later(s, i)    it is computed again after moment i; and the same for some windows from moment i on together
  *
  *     held(s, i) + again(s, i) >= 1           where window i reads s
  *     again(s, i) <= held(d, i) + again(d, i) for all d that s reads
@@ -14,6 +14,8 @@
  *     held(s, i) + later(s, i) >= 1           where it is read after moment i
  *     later(s, i) <= held(d, i) + later(d, i)
  *     later(s, i) <= sum of again(s, j) for j >= i
+ *
+ * and of windows i .. j-1 together all that is said of one window, with the sum of again(s, i) .. again(s, j-1) above.
  *
  * Every schedule satisfies them, with variables 0 and 1. Those of one moment alone are the minimum cut of graph_bound.h.
  */
@@ -30,7 +32,7 @@ typedef struct crn_moment_program {
     int64_t budget_bytes;
     crn_box_program box;
     int32_t *held[CRN_MOMENTS_MAX], *again[CRN_MOMENTS_MAX]; /* of a storage: its column, or HELD, or NONE */
-    int32_t *later;                                          /* of the moment that is being set out */
+    int32_t *together;                                       /* of the windows that are being set out */
     int32_t *members;                                        /* storages of a moment */
     bool *is_member, *is_read, *is_seen;
 } crn_moment_program;

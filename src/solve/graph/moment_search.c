@@ -12,8 +12,8 @@
 
 enum {
     WORK_OF_TRIPLE = 10,
-    ENTRIES_OF_SIZE = 160,
-    ENTRIES_MAX = 300000,
+    ENTRIES_OF_SIZE = 240,
+    ENTRIES_MAX = 400000,
     NODES_MAX = 20000,
     UNTIMED_NODES_MAX = 2048,
     SMALL_NODES = 512
@@ -28,7 +28,7 @@ enum {
     GROWTH = 3,
     WORSE_MAX = 2
 };
-enum { NEIGHBOURS = 6, CHANGES = 3, IDLE_MAX = 32 };
+enum { FIRST_SHARE = 16, NEIGHBOURS = 6, CHANGES = 3, IDLE_MAX = 32 };
 
 /* Where programs stay below that share of what is known, they are too large to be solved well. */
 static const double near = 0.95;
@@ -182,7 +182,7 @@ static void wander(moment_search *s)
     }
 }
 
-/* Where one moment alone says much of what the best does, and whatever comes after. */
+/* Where one moment alone says something of what the best does, and whatever comes after. */
 static void find_range(moment_search *s, const int64_t *to_end)
 {
     int32_t n = s->model->node_count;
@@ -192,7 +192,7 @@ static void find_range(moment_search *s, const int64_t *to_end)
     s->from = n;
     for (int32_t t = n - 1; t > 0; t--) {
         s->to = s->to == 0 && to_end[t] > 0 ? t + 1 : s->to;
-        s->from = to_end[t] > most / 4 * 3 ? t : s->from;
+        s->from = to_end[t] > most / FIRST_SHARE ? t : s->from;
     }
 }
 

@@ -5,8 +5,9 @@ the ways that cover the model and the least of what they take without recomputat
 beside the plain step's peak, the seconds that planning took, and for each budget the extra time over the plain step and
 the measured peak as a share of the budget. Times are processor times; extra time is the median of ratios to plain steps
 run in turns. A way that does not cover a model says why. Exits with 1 where a step takes more than its budget.
+`--tested` takes the models of the tests instead.
 
-python bench/torch_three_ways.py [MODEL ...] [--budgets 4] [--rounds 5] [--json FILE]
+python bench/torch_three_ways.py [MODEL ...] [--tested] [--budgets 4] [--rounds 5] [--json FILE]
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from typing import Any
 
 import cairn.torch as ct
 import torch
+from cairn.torch.base.tree import tensors_in
 from support import arguments
+from support.tested_models import tested_models
 from support.training import MIB, machine, quiet, step_peak
 from torch import nn
 from torch_compile_families import MODELS, Made
@@ -111,10 +114,10 @@ def first_line(error: Exception) -> str:
     return str(error).partition("\n")[0][:100]
 
 
-def measured(name: str, budgets: int, rounds: int) -> Iterator[Row]:
+def measured(name: str, maker: Callable[[], Made], budgets: int, rounds: int) -> Iterator[Row]:
     """The rows of one model."""
     torch.manual_seed(0)
-    made = MODELS[name]()
+    made = maker()
     rows: dict[str, Row] = {}
     ways: dict[str, Way] = {}
     for way in ("checkpoint", "graph", "blocks"):
@@ -124,9 +127,12 @@ def measured(name: str, budgets: int, rounds: int) -> Iterator[Row]:
             rows[way].least_bytes, rows[way].plain_bytes = ways[way].limits(ways[way].plan(NO_LIMIT))
         except ct.TorchError as error:
             rows[way].not_covered = first_line(error)
+        except Exception as error:
+            rows[way].not_covered = f"FAILS with {type(error).__name__}: {first_line(error)}"
         rows[way].planning_s = time.process_time() - began
     covered = [row for row in rows.values() if not row.not_covered]
-    low, high = max(row.least_bytes for row in covered), min(row.plain_bytes for row in covered)
+    low = max((row.least_bytes for row in covered), default=0)
+    high = max(low, min((row.plain_bytes for row in covered), default=0))
     model, inputs = made
     expected = step(model, inputs)
     for row in covered:
@@ -139,7 +145,7 @@ def measured(name: str, budgets: int, rounds: int) -> Iterator[Row]:
                 continue
             row.exact &= all(map(torch.equal, expected, step(planned, inputs)))
             row.peak.append(
-                100 * step_peak(planned, functools.partial(step, planned, inputs), inputs.values()) / budget
+                100 * step_peak(planned, functools.partial(step, planned, inputs), tensors_in(inputs)) / budget
             )
             row.extra.append(extra_time(planned, model, inputs, rounds))
     yield from rows.values()
@@ -149,6 +155,7 @@ def main() -> int:
     """Print a row for each model and way."""
     command = arguments.parser(__doc__)
     command.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all if none is named")
+    command.add_argument("--tested", action="store_true", help="the models of the tests")
     command.add_argument("--budgets", type=int, default=4)
     command.add_argument("--rounds", type=int, default=5)
     command.add_argument("--json", type=Path)
@@ -156,9 +163,10 @@ def main() -> int:
     warnings.simplefilter("ignore")
     rows: list[Row] = []
     with quiet():
-        for name in options.models or MODELS:
+        makers = tested_models() if options.tested else MODELS
+        for name in options.models or makers:
             try:
-                for row in measured(name, options.budgets, options.rounds):
+                for row in measured(name, makers[name], options.budgets, options.rounds):
                     rows.append(row)
                     print(line(row), flush=True)
             except ModuleNotFoundError as error:
@@ -171,11 +179,11 @@ def main() -> int:
 def line(row: Row) -> str:
     """A row of the table."""
     if row.not_covered:
-        return f"{row.model:14} {row.way:10} not covered: {row.not_covered}"
+        return f"{row.model:18} {row.way:10} not covered: {row.not_covered}"
     sizes = f"{row.least_bytes / MIB:7.2f} of {row.plain_bytes / MIB:7.2f} MiB, planned in {row.planning_s:5.1f} s"
     extra = " ".join(f"{value:+6.1f}" for value in row.extra)
     most = max(row.peak, default=0.0)
-    return f"{row.model:14} {row.way:10} {sizes}; extra % {extra}; peak <= {most:5.1f} %; exact {row.exact}"
+    return f"{row.model:18} {row.way:10} {sizes}; extra % {extra}; peak <= {most:5.1f} %; exact {row.exact}"
 
 
 if __name__ == "__main__":

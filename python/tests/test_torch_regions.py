@@ -346,3 +346,26 @@ def test_data_dependent_experts_are_compiled_within_the_budget_to_the_same_bits(
     for seed in range(3):
         other = torch.randn(512, 16, generator=torch.Generator().manual_seed(seed))
         assert all(map(torch.equal, step(model, other), step(plain, other)))
+
+
+class SparseRows(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(50, 32, sparse=True)
+        self.blocks = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))
+
+    def forward(self, ids):
+        return self.blocks(self.rows(ids)).square().mean()
+
+
+def test_sparse_gradients_are_refused_in_one_graph_and_are_the_same_with_compiled_blocks():
+    torch.manual_seed(0)
+    model, ids = SparseRows(), torch.randint(50, (16, 8))
+    plain = copy.deepcopy(model)
+    with pytest.raises(ct.Unsupported, match="sparse"):
+        ct.compile(model, ids, budget="1GiB", kernels="eager", regions=False, progress=False)
+    ct.compile(model, ids, budget="1GiB", kernels="eager", progress=False)
+    for each in (model, plain):
+        each(ids).backward()
+    for mine, expected in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(mine.grad.to_dense(), expected.grad.to_dense())

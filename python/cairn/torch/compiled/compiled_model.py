@@ -235,14 +235,14 @@ def differences(plain: StepResult, other: StepResult) -> tuple[str, ...]:
 def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     if one is None or other is None:
         return one is other
-    return torch.equal(one, other)
+    return torch.equal(one.to_dense(), other.to_dense())  # gradients of sparse embeddings are sparse
 
 
 def _by(one: torch.Tensor | None, other: torch.Tensor | None) -> str:
     """The largest difference of two tensors, in words; empty if one is None."""
     if one is None or other is None:
         return ""
-    return f" by up to {(one - other).abs().max().item():.2g}"
+    return f" by up to {(one.to_dense() - other.to_dense()).abs().max().item():.2g}"
 
 
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, Callable[[], CompiledModel | None]] = weakref.WeakKeyDictionary()

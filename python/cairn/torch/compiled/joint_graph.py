@@ -333,6 +333,11 @@ def _fake_mode(module: fx.GraphModule) -> Any:
 
 
 def _storage(tensor: torch.Tensor) -> int:
+    if tensor.layout is not torch.strided:
+        raise Unsupported(
+            f"the graph has a tensor of layout {tensor.layout}, as the gradient of nn.Embedding(sparse=True) is: "
+            "how many bytes it takes is not known before the step"
+        )
     return _compat.storage_id(tensor)
 
 

@@ -2,11 +2,11 @@
 
     import cairn.torch as ct
 
-    model = ct.checkpoint(model, sample, budget="8GiB", loss_fn=...)   # then train as ever
+    model = ct.checkpoint(model, sample, budget="8GiB", loss_fn=...)   # then train as before
     print(ct.report(model))
 
-`profile` measures a step, `plan` finds its fastest schedule within the budget, `apply` runs the model that way;
-`checkpoint` does all three. Loss, gradients, buffers and random state stay bit for bit those of the plain model.
+`profile` measures a step, `plan` finds its fastest schedule within the budget, `apply` makes the model follow that
+plan. `checkpoint` does all three. Loss, gradients, buffers and random state stay bit for bit those of the plain model.
 """
 
 from __future__ import annotations

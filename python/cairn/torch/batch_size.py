@@ -1,8 +1,8 @@
 """`max_batch`: the largest batch, or the longest input, whose step keeps to a budget and to an extra time.
 
-A profile of one batch predicts larger and smaller ones. The batch that is predicted is profiled in turn, and its own
-profile judges it. That closes in from both sides, until the next larger batch is refused by its own profile. A step of
-the largest one is then measured.
+A profile of one batch predicts which larger or smaller batch fits. That batch is profiled next, and its own profile
+decides whether it fits. The search ends when the next larger batch does not fit by its own profile. Then a step of the
+largest batch that fits is measured.
 """
 
 from __future__ import annotations

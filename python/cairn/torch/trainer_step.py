@@ -1,8 +1,9 @@
-"""Steps of a Trainer of transformers whose loss is its own: what is planned is its compute_loss, not `model(**batch)`.
+"""Plans the `compute_loss` of a Trainer of transformers that computes a loss of its own, instead of `model(**batch)`.
 
-Subclasses call the model with more than the batch, more than once, or make the loss from other outputs (those of trl
-do). So a module stands around the model whose forward is the Trainer's `compute_loss`. It is planned by the first batch
-that comes, and from then on each call of `compute_loss` in training is a step of that module.
+Subclasses of the Trainer (those of trl, for example) pass more than the batch to the model, call it more than once, or
+compute the loss from other outputs. So a module is wrapped around the model, whose forward is the Trainer's
+`compute_loss`. It is planned with the first batch. From then on, each call of `compute_loss` in training is a step of
+that module.
 """
 
 from __future__ import annotations

@@ -77,7 +77,7 @@ def resolve(model: nn.Module, name: str) -> Block:
 
 def takes_gradients(arguments: Any, parameters: Iterable[torch.Tensor | None]) -> bool:
     """Whether a run that is passed these has a backward: it saves tensors, and is a stage. Others (recycling,
-    self-conditioning, targets) run as ever.
+    self-conditioning, targets) run unchanged.
     """
     if not torch.is_grad_enabled():
         return False
@@ -139,7 +139,7 @@ def _patched(block: Block, function: Callable[..., Any], handler: Handler) -> Ca
 
 
 def _sequential_forward(container: nn.Sequential, blocks: Sequence[Block], handler: Handler) -> Callable[[Any], Any]:
-    """A Sequential's forward in which each block is one call and the other children run as ever."""
+    """A Sequential's forward in which each block is one call and the other children run unchanged."""
     by_start = {block.start: block for block in blocks}
 
     def forward(input: Any) -> Any:

@@ -1,8 +1,8 @@
 """Fingerprints of tensors: numbers that almost surely differ where two tensors of one shape do, by a bit or more.
 
-They are taken while a step runs within its budget, so they take next to no memory. A tensor that lies in memory without
-gaps is read where it is; another one is split into halves until pieces are small enough to be copied. An accelerator
-adds up by itself, and is waited for once.
+They are computed while a step runs within its budget, so they need almost no memory. A tensor without gaps in memory is
+read in place. Another tensor is split into halves until the pieces are small enough to be copied. An accelerator
+computes the sums, and the host waits for it once.
 """
 
 from __future__ import annotations

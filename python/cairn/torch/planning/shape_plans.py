@@ -1,25 +1,23 @@
-"""Plans by shape: which plan a step follows whose inputs have other shapes than those that were profiled.
+"""Plans by shape: chooses or makes the plan for a step whose inputs have other shapes than the sample.
 
 A plan covers every step whose inputs are nowhere larger than those that it was made for. For a step that no plan
 covers, a new one is made, in this order:
 
-1. *By an estimate*, in milliseconds. Of the profile nearest in shape, all that depends on the inputs is scaled: what
-   goes from stage to stage by the growth of the inputs, what a stage saves and takes by the growth of the batch times
-   the square of all other growth, which no operation of a usual block surpasses (attention keeps a number for every
-   pair of positions). Shapes are rounded up to an eighth of a power of two first, so that slowly growing inputs do not
-   need a plan each. The plan is taken if it fits the budget and is hardly slower, unless a size of one has grown: with
-   that, operations do without copies that they make otherwise.
-2. *By measuring* the step's own inputs, in about the time of three steps, if that itself fits the budget. Not in
-   distributed training, where a backward of its own would disturb the others. Inputs with one tensor more or fewer than
-   the sample's, or one of another type or rank, cannot be estimated and are always measured.
+1. *By an estimate*, in milliseconds. The profile of the nearest shapes is scaled (`estimates.py`). Shapes are rounded
+   up to an eighth of a power of two first, so that slowly growing inputs do not need a plan each. The plan is used if
+   it fits the budget and is hardly slower. It is not used if a size of one has grown, because operations on a size of
+   one omit copies.
+2. *By measuring* the step's own inputs, in about the time of three steps, if that itself fits the budget. This is not
+   done in distributed training, where an additional backward on one rank would disturb the others. Inputs with one
+   tensor more or fewer than the sample's, or one of another type or rank, cannot be estimated and are always measured.
 3. *By the estimate*, if it fits the budget at all.
-4. Else the step is refused before it runs: InfeasibleBudget.
+4. Otherwise the step is refused before it runs: InfeasibleBudget.
 
 A plan for larger inputs recomputes more than a smaller step has to. So shapes that are clearly smaller than those of
-the plan that covers them, and that come again and again, are measured once, too.
+the plan that covers them, and that occur repeatedly, are measured once, too.
 
-Steps that follow a new plan are measured as the first ones are, so that what an estimate cannot know comes to light.
-Plans are kept for the shapes that were met last.
+The first steps with a new plan are measured, as with the first plan, because an estimate may be wrong. Plans are kept
+for the latest shapes.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ version if it is kept, otherwise a `DroppedHolder`, which asks its run for the t
 (`selective/recompute.py`). If this fails or gives other values, the run recomputes the whole block from the state that
 was recorded in the forward: arguments, parameters and buffers with their versions, random state, modes.
 
-Ownership: the graph owns the `DroppedHolder` holders, and these own the run. The run has only weak references to them.
+Ownership: the graph owns the `DroppedHolder`s, and these own the run. The run has only weak references to them.
 """
 
 from __future__ import annotations

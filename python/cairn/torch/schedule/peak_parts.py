@@ -1,7 +1,7 @@
-"""The parts of a schedule's memory at its peak, by name.
+"""The tensors in memory at the peak of a schedule, in named groups.
 
-A plain replay of the operations, one after the other: it explains what the simulator of the C library judged, and
-judges nothing itself.
+The operations are replayed one after the other. This explains the peak that the simulator of the C library has
+computed. It does not check the schedule.
 """
 
 from __future__ import annotations

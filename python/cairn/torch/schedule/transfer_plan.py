@@ -1,4 +1,4 @@
-"""From a schedule with offloading to an `TransferPlan`: when transfers start, what waits for them, where copies lie.
+"""Makes a `TransferPlan` of a schedule with offloading: when transfers start, who waits for them, where copies lie.
 
 The simulator starts operations in the order of the list. Computations and transfers run at the same time. The device
 memory of a value is free when the value is dropped and its last copy to the host has ended. A training step computes in

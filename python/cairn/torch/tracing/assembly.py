@@ -1,10 +1,11 @@
-"""Makes a program of a recording: drops operations that no result needs, and gives every result an operation to keep.
+"""Makes a program from a recording: drops operations that no result needs, and gives each result a node to keep.
 
-A node of a cairn-graph is kept or dropped as a whole, and so are the tensors that an operator returns together. Where
-that would hold much memory for little, the program has a copy behind the operator that is read or kept instead:
+A node of a cairn-graph is kept or dropped as a whole, and so are all tensors that an operator returns. Keeping a small
+one would therefore hold the large ones. In two cases the program copies the small tensor after the operator, and the
+copy is read or kept instead:
 
-* of a result of the step (a gradient, say) that is one of several tensors, the others not being results;
-* of a small tensor that is read for longer than the large one beside it (the statistics of a normalisation).
+* The tensor is a result of the step (a gradient, say), and the operator's other tensors are not.
+* The tensor is small and is read for longer than a large one of the same operator (the statistics of a normalisation).
 """
 
 from __future__ import annotations

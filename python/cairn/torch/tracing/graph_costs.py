@@ -1,8 +1,8 @@
-"""Measures a traced program in place and makes the cairn-graph of it.
+"""Measures the operations of a traced program, and makes the cairn-graph of it.
 
-The program runs as it was traced, every value dropped after its last reader, so each operation meets the sizes, strides
-and values that it has in training. Operations that are alike (same operators, shapes, strides, types and numbers) get
-the same time, the median over all of them and over the passes, and the same workspace, the largest.
+The program runs as it was traced, and each value is dropped after its last reader. So each operation has the sizes,
+strides and values of training. Operations of one kind (same operators, shapes, strides, types and numbers) get the same
+time, the median over all of them and over the passes. They also get the same workspace, the largest one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A traced training step as a program: operations on values, in the order in which the step performed them.
 
-An operation is one node of the cairn-graph. It consists of one call of an operator, or of a few where the step worked
-in place: what is written before anybody reads it belongs to the operation that made it. Operands are other operations'
+An operation is one node of the cairn-graph. It consists of one call of an operator, or of a few if the step wrote in
+place: a write before the first reader belongs to the operation that made the value. Operands are other operations'
 results, tensors from outside (parameters, inputs, constants), or results of the operation's own earlier calls.
 """
 

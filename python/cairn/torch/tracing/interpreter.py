@@ -1,7 +1,7 @@
-"""Runs a traced step operation by operation, as a schedule says, and measures what memory that takes.
+"""Runs a traced step by a schedule, operation by operation, and measures its memory.
 
-A value exists from its `compute` to its `drop`, as in the simulator's rules: beside the outputs of computed nodes
-nothing is held, so a storage goes back to the allocator when its node and all views of it are dropped.
+A value exists from its `compute` to its `drop`, as in the simulator's rules. Only the outputs of computed nodes are
+held. So a storage is freed when its node and all views of it are dropped.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Records a training step, operator by operator, while it runs as ever: below autograd, and autograd's own work too.
+"""Records a training step, operator by operator, while it runs: below autograd, the backward included.
 
-The step that is recorded is the real one on real tensors, so nothing is approximated and nothing is captured
-symbolically: the program has the operators that plain training calls, in its order, on its shapes and strides.
+The recorded step runs on real tensors. So the program has the operators that plain training calls, in its order, on its
+shapes and strides. Nothing is captured symbolically.
 
-Nothing that was recorded may write into what somebody else may read, or it could not be computed again. A write is
-therefore recorded as
+A recorded operation must not write into a tensor that another operation may read. Otherwise it could not be recomputed.
+So a write is recorded as
 
-* part of the operation that made the storage, where nobody has read that and the operation does not have to move for it
-  (a fresh tensor that is filled; an activation in place on a normalisation's output);
-* the operator's form that returns a new tensor, where it writes a whole tensor (add for add_);
-* else the same write into a copy of the storage.
+* part of the operation that made the storage, if nothing has read the storage and the operation keeps its position (a
+  new tensor that is filled; an activation in place on a normalisation's output);
+* the operator's form that returns a new tensor, if it writes a whole tensor (`add` for `add_`);
+* otherwise the same write into a copy of the storage.
 
-Numbers that are read out of tensors decide what the program does next. Those of the program's own text are always the
-same. Others are refused, or recorded as a check that they are what they were, as the caller of `trace` wants it.
+Numbers that Python reads from tensors decide which operators run next. Constants are the same in every step. Other
+numbers are refused, or recorded with a check that they are unchanged, as the caller of `trace` chooses.
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ class Recorder:
     # one call
 
     def call(self, operator: Operator, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs an operator as ever and records it."""
+        """Runs an operator as usual and records it."""
         if operators.is_higher_order(operator):
             raise self._refusal(operator, "is a higher-order operator, and runs other operators where none is recorded")
         facts = operators.facts_of(operator)

@@ -1,7 +1,7 @@
 """Detects in one call whether the dicts of some objects have changed.
 
 Problem. In every run, a planned block must check that none of about a hundred dicts has changed since it was recorded.
-To read the change counter of each by a call of its own takes as long as a small kernel.
+Reading the change counter of each by a call of its own would take as long as a small kernel.
 
 So the addresses at which CPython keeps these counters are determined once (`number_at`), and one call of C
 compares all of them: for an object its class and its dict, for a dict its counter. If objects do not have the expected

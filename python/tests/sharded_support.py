@@ -15,7 +15,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base.memory import CpuMeter
-from cairn.torch.compiled import region_code
+from cairn.torch.compiled import region_levels
 from torch import distributed, nn
 
 WIDTH, RANKS, SECONDS = 16, 2, 240
@@ -178,7 +178,7 @@ def compiled(shard: Callable[[Net], Net]) -> list[bool]:
 
     The first: whether the plan counts what a rank has of the parameters.
     """
-    region_code.MAX_OPTIONS = 3
+    region_levels.MAX_OPTIONS = 3
     torch.manual_seed(0)
     model, plain = Net(), Net()
     plain.load_state_dict(model.state_dict())

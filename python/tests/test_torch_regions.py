@@ -8,7 +8,8 @@ import weakref
 import cairn.torch as ct
 import pytest
 import torch
-from cairn.torch.compiled import region_code
+from cairn.torch.base._compat import graph_compilers
+from cairn.torch.compiled import region_code, region_levels
 from cairn.torch.compiled.compiled_model import known
 from cairn.torch.compiled.partitions import Partitions
 from torch import nn
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::U
 def few_options():
     """Each is compiled, which takes most of the time."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(region_code, "MAX_OPTIONS", 3)
+        patch.setattr(region_levels, "MAX_OPTIONS", 3)
         yield
 
 
@@ -157,8 +158,8 @@ def test_a_saved_plan_is_followed_without_planning(blocks, tmp_path, monkeypatch
         raise AssertionError("a loaded plan is complete")
 
     with monkeypatch.context() as patch:
-        patch.setattr(region_code.GraphCurve, "at", refuse)
-        patch.setattr(region_code.OptionBackend, "_measured", refuse)
+        patch.setattr(region_levels.GraphCurve, "at", refuse)
+        patch.setattr(region_code.RegionBackend, "_measured", refuse)
         assert ct.compile(other, x, plan=loaded, loss_fn=loss_of) is other
     assert_exact(other, plain, x, 1)
     again = plan_of(other)
@@ -236,8 +237,9 @@ def test_the_backward_takes_no_view_that_the_forward_has_taken(monkeypatch):
         monkeypatch.setattr(
             region_code._compat, name, lambda *a, original=original, **k: cuts.append(original(*a, **k)) or cuts[-1]
         )
-    for level in (region_code.EVERYTHING, region_code.UNPLANNED):
-        backend = region_code.OptionBackend(level, "eager", torch.device("cpu"), Partitions())
+    for level in (region_levels.EVERYTHING, region_levels.UNPLANNED):
+        backend = region_code.RegionBackend("eager", torch.device("cpu"), Partitions())
+        backend.option = backend.number_of(level)
         torch.compile(Block(8), backend=backend)(sample(1, 4, 8).requires_grad_()).sum().backward()
         torch._dynamo.reset()
     ours, torchs = (sum(node.op == "call_function" for node in backward.graph.nodes) for _, backward in cuts)
@@ -337,7 +339,10 @@ class Mixture(nn.Module):
         return x
 
 
-def test_data_dependent_experts_are_compiled_within_the_budget_to_the_same_bits():
+@pytest.mark.parametrize("is_cut_again", [True, False])
+def test_data_dependent_experts_are_compiled_within_the_budget_to_the_same_bits(monkeypatch, is_cut_again):
+    if not is_cut_again:
+        monkeypatch.setattr(graph_compilers._TracedGraph, "can_be_cut_again", lambda self: False)
     x, model = sample(1, 512, 16)[0], Mixture()
     plain = copy.deepcopy(model)
     compiled(model, x, "1GiB")
@@ -369,3 +374,63 @@ def test_sparse_gradients_are_refused_in_one_graph_and_are_the_same_with_compile
         each(ids).backward()
     for mine, expected in zip(model.parameters(), plain.parameters(), strict=True):
         assert torch.equal(mine.grad.to_dense(), expected.grad.to_dense())
+
+
+class Lengths(nn.Module):
+    """Two kinds of blocks by the length of their inputs, each of which runs twice."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.stem, self.blocks = nn.Linear(32, 32), nn.ModuleList(Block(32) for _ in range(4))
+
+    def forward(self, x):
+        x = self.stem(x)
+        for block in self.blocks[:2]:
+            x = block(x)
+        x = x[:, ::2].contiguous()
+        for block in self.blocks[2:]:
+            x = block(x)
+        return x
+
+
+@pytest.mark.parametrize("is_cut_again", [True, False])
+def test_a_kind_of_block_is_captured_and_traced_once_for_all_of_its_options(monkeypatch, is_cut_again):
+    x, model = sample(), Lengths()
+    plain, counts = copy.deepcopy(model), {"traced": 0, "searched": 0}
+
+    def counted(owner, name, key):
+        original = getattr(owner, name)
+
+        def call(*args, **kwargs):
+            counts[key] += 1
+            return original(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, call)
+
+    torch._dynamo.reset()  # forgets which sizes differed
+    counted(graph_compilers, "compiled_by_operators", "traced")
+    counted(region_levels.GraphCurve, "_searched", "searched")
+    if not is_cut_again:
+        monkeypatch.setattr(graph_compilers._TracedGraph, "can_be_cut_again", lambda self: False)
+    compiled(model, x, "1GiB")
+    regions, kinds = known(model).regions, 2
+    assert regions.graphs == kinds
+    assert 2 * kinds <= regions.compilations <= region_levels.MAX_OPTIONS * kinds
+    if is_cut_again:
+        assert counts["traced"] == kinds or torch.__version__.startswith("2.9.")
+    assert counts["searched"] <= kinds * (len(region_levels.CANDIDATES) - 1)
+    compiled(model, x, (single_level_least(model) + plan_of(model).plain_peak_bytes) // 2)
+    assert plan_of(model).levels and regions.graphs == kinds
+    assert_exact(model, plain, x, 1)
+
+
+def test_a_schedule_of_a_wider_level_is_not_searched_again():
+    backend = region_code.RegionBackend("eager", torch.device("cpu"), Partitions())
+    backend.option = region_code.NOTING
+    torch.compile(Block(8), backend=backend)(sample(1, 4, 8).requires_grad_()).sum().backward()
+    [graph] = backend.noted
+    curve = graph.curve
+    wide, narrow = (curve.at(region_levels.Level(0.5, peak)) for peak in (3.0, 2.0))  # peaks that no step comes near
+    assert wide.ops == narrow.ops and curve.searches == 1
+    assert curve.at(region_levels.Level(0.2, 0.0)).step_ns >= wide.step_ns and curve.searches == 2

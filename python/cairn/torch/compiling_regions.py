@@ -25,7 +25,7 @@ from .compiled.compiled_model import (
     remember,
     warn_of_capture,
 )
-from .compiled.region_code import UNPLANNED, Level
+from .compiled.region_levels import UNPLANNED, Level
 from .compiled.region_options import RegionPass
 from .compiled.region_plan import RegionPlan, chosen_options, is_single_level, levels_of, options_of
 from .compiled.region_shapes import ShapeGuard, refuse_growth
@@ -187,11 +187,18 @@ class RegionModel(CompiledModel):
         self.unplan()
         self.regions.set_levels({})
         try:
-            self.profile = _profiled(self, request, reporter)
+            reporter.begin("compiling blocks, and measuring their options")
+            self._compile_all()
+            self.profile = _profiled(self, request)
         except BaseException:
             if self._followed is not None:
                 self.follow(*self._followed)
             raise
+
+    def _compile_all(self) -> None:
+        """Run a forward that compiles all blocks. In a profiled one, each call of the compiler's code is observed."""
+        with self.sample.preserved(self.device) as parameters:
+            self.sample.watch(parameters)
 
     def unplan(self) -> None:
         """Remove the executor of the plan, which recomputes whole blocks and offloads, and the shape guard."""
@@ -294,7 +301,7 @@ class RegionModel(CompiledModel):
 
     def _refuse_or_warn(self, found: Sequence[str], measured: StepResult) -> None:
         """Warn where torch's capture makes the difference, and raise where the plan does."""
-        levels = {name: region.code.level_of(region.option) for name, region in self.regions.items()}
+        levels = {name: region.code.backend.levels[region.option] for name, region in self.regions.items()}
         with set_aside(self.model):
             self.regions.set_levels(dict.fromkeys(levels, UNPLANNED))
             try:
@@ -403,9 +410,8 @@ def _over(plan: Plan, peak: int) -> InfeasibleBudget:
     return InfeasibleBudget.make(plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.resident), name, name)
 
 
-def _profiled(made: RegionModel, request: RegionRequest, reporter: Any) -> Profile:
+def _profiled(made: RegionModel, request: RegionRequest) -> Profile:
     """The profile of a step whose blocks are compiled, with their options."""
-    reporter.begin("compiling blocks, and measuring their options")
     sample, regions = made.sample, made.regions
     return profile_by(
         How(options=functools.partial(RegionPass, regions)),
@@ -443,7 +449,5 @@ def _plain(made: RegionModel, plan: Plan, request: RegionRequest, reporter: Any)
 
 def _notes(regions: Regions) -> Sequence[str]:
     """Which graphs are cut as torch does, and why."""
-    uncut = dict.fromkeys(
-        reason for code in regions.codes for backend in code.backends for reason in backend.not_planned
-    )
+    uncut = dict.fromkeys(reason for code in regions.codes for reason in code.backend.not_planned)
     return [f"a graph keeps all that torch saves: {reason}" for reason in uncut]

@@ -305,7 +305,7 @@ def _fake_values(module: fx.GraphModule) -> dict[fx.Node, Any]:
     """The value of each node on fake tensors. Views share storages as they do when the step runs."""
     values: dict[fx.Node, Any] = {}
     mode = _fake_mode(module)
-    with mode, torch.no_grad():
+    with mode, torch.no_grad(), _compat.ignoring_unknown_sizes(mode):
         for node in module.graph.nodes:
             if node.op == "placeholder":
                 values[node] = node.meta.get("val")

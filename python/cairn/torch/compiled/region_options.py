@@ -18,7 +18,8 @@ from ..profiling.option_meter import Metered
 from ..profiling.option_proofs import OptionTimes
 from ..profiling.option_runs import BlockRuns
 from ..profiling.side_outputs import SideOutputs
-from .region_code import EVERYTHING, level_text, useful_levels
+from .region_code import NOTING, RegionGraph
+from .region_levels import EVERYTHING, level_text, useful_levels
 from .regions import Region, Regions
 
 #: Limits of the timing of one kind of block: nanoseconds in all, and the most and fewest rounds.
@@ -60,10 +61,11 @@ class _Curve:
     """The measured options of one kind of block."""
 
     def __init__(self, run: BlockRuns, stage: StageMeasure, region: Region) -> None:
-        self._stage, code = stage, region.code
-        curves = code.backends[0].curves
+        self._stage, backend = stage, region.code.backend
+        graphs = _graphs(run, region)
+        curves = [graph.curve for graph in graphs if graph.curve is not None]
         levels = useful_levels(curves) if curves else [EVERYTHING]
-        numbers = [code.option_of(level) for level in levels]
+        numbers = [backend.number_of(level) for level in levels]
         all_times = _times(run, region, numbers)
         metered = []
         for number in numbers:
@@ -72,7 +74,7 @@ class _Curve:
         region.option = 0
         measured = []
         for level, number, option_stage, option_times in zip(levels, numbers, metered, all_times, strict=True):
-            repeats = f"{code.backends[number].recomputed} operators"
+            repeats = f"{sum(graph.recomputed.get(number, 0) for graph in graphs)} operators"
             measured.append(
                 option_relative_to(stage, metered[0], option_stage, option_times, level_text(level), repeats)
             )
@@ -85,6 +87,18 @@ class _Curve:
             return
         stage.digest = "compiled"
         stage.options = [moved(option, self._stage, stage) for option in self.options]
+
+
+def _graphs(run: BlockRuns, region: Region) -> list[RegionGraph]:
+    """The captured graphs that a block runs."""
+    noted, region.option = region.code.backend.noted, NOTING
+    noted.clear()
+    try:
+        _timed(run)
+        return list(dict.fromkeys(noted))
+    finally:
+        noted.clear()
+        region.option = 0
 
 
 def _times(run: BlockRuns, region: Region, numbers: list[int]) -> list[OptionTimes]:

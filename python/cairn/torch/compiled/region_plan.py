@@ -21,7 +21,7 @@ from ..planning.fingerprint import fingerprint_of
 from ..planning.plan import Plan, chain_of
 from ..planning.step_profile import Profile
 from .partitions import SavedPartition
-from .region_code import EVERYTHING, Level, level_of, level_text
+from .region_levels import EVERYTHING, Level, level_of, level_text
 
 FORMAT, VERSION = "cairn-region-plan", 1
 

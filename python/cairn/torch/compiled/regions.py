@@ -19,7 +19,8 @@ from ..base import _compat
 from ..base.blocks import Block
 from ..base.patched_forward import PatchedForward
 from .partitions import Partitions, SavedPartition
-from .region_code import EVERYTHING, BlockCode, Level, call_module, level_text
+from .region_code import BlockCode, call_module
+from .region_levels import EVERYTHING, Level, level_text
 
 _IN_PLACE = "_compiled_call_impl"  # what Module.compile sets
 
@@ -53,13 +54,15 @@ class Region(PatchedForward):
             args = args[1:]
         if not self.is_enabled or self._handler is None:
             return self.plain()(*args, **kwargs)
+        code = self.code
+        code.backend.option = self.option
         try:
-            return self.code.callables[self.option](call_module, *args, **kwargs)
+            return code.compiled(call_module, *args, **kwargs)
         except _compat.capture_error():
-            if self.code.has_graph_breaks:
+            if code.has_graph_breaks:
                 raise
-        self.code.allow_graph_breaks()
-        return self.code.callables[self.option](call_module, *args, **kwargs)
+        code.allow_graph_breaks()
+        return code.compiled(call_module, *args, **kwargs)
 
     def plain(self) -> Callable[..., Any]:
         """The block's own forward, not compiled."""
@@ -132,8 +135,13 @@ class Regions:
 
     @property
     def compilations(self) -> int:
-        """How many graphs were compiled so far."""
-        return sum(backend.compilations for code in self.codes for backend in code.backends)
+        """How many codes were made of captured graphs so far."""
+        return sum(code.backend.compilations for code in self.codes)
+
+    @property
+    def graphs(self) -> int:
+        """How many graphs Dynamo captured so far."""
+        return sum(code.backend.graphs for code in self.codes)
 
     def get(self, name: str) -> Region | None:
         """The region of a block; None if there is none."""
@@ -154,7 +162,7 @@ class Regions:
     def set_levels(self, levels: Mapping[str, Level]) -> None:
         """Sets the option of each region by its level. Regions that are not named keep everything."""
         for name, region in self.items():
-            region.option = region.code.option_of(levels.get(name, EVERYTHING))
+            region.option = region.code.backend.number_of(levels.get(name, EVERYTHING))
 
     @contextlib.contextmanager
     def disabled(self) -> Iterator[None]:

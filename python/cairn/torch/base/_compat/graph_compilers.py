@@ -114,6 +114,28 @@ class ByOperators:
             [self._trace] = found
 
 
+class CapturedInputs:
+    """The inputs that Dynamo captures a graph with, as fake tensors: the graph can be traced again by them later.
+
+    It is made while Dynamo compiles.
+    """
+
+    def __init__(self, module: fx.GraphModule) -> None:
+        from torch._guards import TracingContext
+
+        context = TracingContext.try_get()
+        self._fake_mode = None if context is None else context.fake_mode
+        self._inputs = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[list[Any]]:
+        """The inputs. In the body AOTAutograd traces them by the sizes that Dynamo captured, symbolic ones too."""
+        from torch._guards import TracingContext, tracing
+
+        with tracing(TracingContext(self._fake_mode)):
+            yield self._inputs
+
+
 _SECOND_STAGE = "aot_stage2_compile"
 
 

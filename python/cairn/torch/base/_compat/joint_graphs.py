@@ -7,6 +7,7 @@ cuts a joint graph is called here, rather than written again.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib.util
 import operator
@@ -56,6 +57,16 @@ def size_hint(size: Any) -> int:
 def is_unbacked(size: Any) -> bool:
     """Whether a size has no hint, because it is known only when the step runs."""
     return not isinstance(size, int) and size.node.hint is None
+
+
+def ignoring_unknown_sizes(mode: Any) -> contextlib.AbstractContextManager[Any]:
+    """Sizes that fake operators in the body make up, and that are known only when the step runs, are left unclaimed.
+
+    Otherwise the next trace by the same fake mode finds sizes that it did not make.
+    """
+    ignoring: Any = getattr(getattr(mode, "shape_env", None), "ignore_fresh_unbacked_symbols", contextlib.nullcontext)
+    found: contextlib.AbstractContextManager[Any] = ignoring()
+    return found
 
 
 def written_inputs(graph: fx.Graph) -> list[fx.Node]:

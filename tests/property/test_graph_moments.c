@@ -175,6 +175,15 @@ typedef struct tally {
     int programs, positive, raised, met;
 } tally;
 
+/* What was proved is proved again at once, from what is remembered of it. */
+static void check_memory(crn_moment_program *program, const int32_t *moments, int count, crn_box_limit limit,
+                         int64_t proved)
+{
+    limit.iterations = 0;
+    limit.work = 1;
+    assert_true(crn_moment_bound(program, moments, count, &limit) >= proved);
+}
+
 /* Programs over random moments, within one budget. */
 static void check_budget(test_random *random, const crn_task *task, const crn_graph_model *model, int64_t budget_bytes,
                          tally *count)
@@ -198,7 +207,10 @@ static void check_budget(test_random *random, const crn_task *task, const crn_gr
                 moments[moment_count++] = t;
         if (moment_count == 0)
             continue;
-        int64_t bound = model->total_cost + crn_moment_bound(&program, moments, moment_count, &limit);
+        limit.remembers = test_random_chance(random, 70); /* so that others start from it, and with its rows */
+        int64_t again = crn_moment_bound(&program, moments, moment_count, &limit), bound = model->total_cost + again;
+        if (limit.remembers && again > 0)
+            check_memory(&program, moments, moment_count, limit, again);
         assert_false(program.box.is_full);
         if (bound > info.makespan_ns)
             fail_msg("within %lld: bound %lld, makespan %lld", (long long)budget_bytes, (long long)bound,

@@ -35,15 +35,6 @@ typedef struct course {
     double first, last; /* squared steps */
 } course;
 
-void crn_box_prices_begin(crn_box_program *p)
-{
-    p->best = 0;
-    p->step_ratio = ratio_first;
-    memset(p->y_next, 0, (size_t)p->row_count * sizeof(double));
-    memset(p->y_best, 0, (size_t)p->row_count * sizeof(double));
-    memset(p->x_next, 0, (size_t)p->column_count * sizeof(double));
-}
-
 /* The entries by columns, and how long steps may be. */
 static void turn(crn_box_program *p)
 {
@@ -89,6 +80,29 @@ static double value_of(const crn_box_program *p)
     for (int32_t r = 0; r < p->row_count; r++)
         value -= p->y_next[r] * p->right[r];
     return value;
+}
+
+static void take_if_best(crn_box_program *p)
+{
+    double value = value_of(p);
+    if (value <= p->best)
+        return;
+    p->best = value;
+    memcpy(p->y_best, p->y_next, (size_t)p->row_count * sizeof(double));
+}
+
+void crn_box_prices_begin(crn_box_program *p)
+{
+    p->best = 0;
+    p->step_ratio = ratio_first;
+    memset(p->y_best, 0, (size_t)p->row_count * sizeof(double));
+    for (int32_t r = 0; r < p->row_count; r++)
+        p->y_next[r] = crn_box_recall(p, p->row_name[r], p->y_start[r]);
+    for (int32_t j = 0; j < p->column_count; j++)
+        p->x_next[j] = crn_box_recall(p, p->column_name[j], 0);
+    turn(p);
+    find_slopes(p, p->y_next, p->slope_next);
+    take_if_best(p);
 }
 
 /* Where a plain step leads. */
@@ -174,11 +188,8 @@ static void run_chunk(crn_box_program *p, course *c)
 
 static void end_chunk(crn_box_program *p, course *c, int iterations)
 {
-    double value = value_of(p), step = squared_step(p);
-    if (value > p->best) {
-        p->best = value;
-        memcpy(p->y_best, p->y_next, (size_t)p->row_count * sizeof(double));
-    }
+    double step = squared_step(p);
+    take_if_best(p);
     if (step <= much_nearer * c->first || (step <= nearer * c->first && step > c->last) ||
         c->steps >= long_share * iterations) {
         adapt_ratio(p);

@@ -7,7 +7,7 @@
 enum { TOTAL_BITS = 42, ENTRIES_MAX = 1 << 20, ENTRIES_OF_ROW = 2, ENTRIES_OF_COLUMN = 2, PRICE_MAX = 1024 };
 
 /* Prices that prove less than that share of what is to be passed, before covers, which raise what is proved by some hundredths. */
-static const double hope_of_covers = 0.9;
+static const double hope_of_covers = 0.8;
 
 __extension__ typedef __int128 wide_sum;
 
@@ -21,11 +21,14 @@ bool crn_box_program_new(crn_arena *arena, int32_t entry_max, int64_t total_cost
     while (p->shift > -30 && total_cost >> -crn_min(p->shift, 0) >= INT64_C(1) << TOTAL_BITS)
         p->shift--;
     p->total = ldexp((double)(total_cost > 0 ? total_cost : 1), p->shift);
-    double **of_row[] = {&p->y, &p->y_next, &p->y_best, &p->y_began, &p->y_step},
+    double **of_row[] = {&p->y, &p->y_next, &p->y_best, &p->y_began, &p->y_step, &p->y_start},
            **of_column[] = {&p->x,      &p->x_next, &p->x_ahead,    &p->x_began,
                             &p->x_step, &p->slope,  &p->slope_next, &p->slope_began};
     bool fits = (p->row_begin = crn_arena_alloc(arena, rows, sizeof(int32_t))) &&
                 (p->column_begin = crn_arena_alloc(arena, columns + 1, sizeof(int32_t))) &&
+                (p->row_name = crn_arena_alloc(arena, rows, sizeof(uint64_t))) &&
+                (p->column_name = crn_arena_alloc(arena, columns, sizeof(uint64_t))) &&
+                crn_box_memory_new(arena, entry_max, &p->memory) &&
                 (p->column = crn_arena_alloc(arena, entries, sizeof(int32_t))) &&
                 (p->row = crn_arena_alloc(arena, entries, sizeof(int32_t))) &&
                 (p->value = crn_arena_alloc(arena, entries, sizeof(double))) &&
@@ -47,6 +50,12 @@ void crn_box_begin(crn_box_program *p)
     p->row_count = p->column_count = p->entry_count = 0;
     p->row_begin[0] = 0;
     p->is_full = false;
+    p->name = 0;
+}
+
+static int64_t scaled(const crn_box_program *p, int64_t cost)
+{
+    return p->shift >= 0 ? cost << p->shift : cost >> -p->shift;
 }
 
 int32_t crn_box_column(crn_box_program *p, int64_t cost, int64_t bytes)
@@ -55,8 +64,10 @@ int32_t crn_box_column(crn_box_program *p, int64_t cost, int64_t bytes)
         p->is_full = true;
         return 0;
     }
-    p->cost[p->column_count] = p->shift >= 0 ? cost << p->shift : cost >> -p->shift;
+    p->cost[p->column_count] = scaled(p, cost);
     p->bytes[p->column_count] = bytes;
+    p->column_name[p->column_count] = p->name;
+    p->name = 0;
     return p->column_count++;
 }
 
@@ -77,6 +88,9 @@ static void end_row(crn_box_program *p, int64_t capacity, int32_t right)
         return;
     }
     p->capacity[p->row_count] = capacity;
+    p->row_name[p->row_count] = p->name;
+    p->y_start[p->row_count] = 0;
+    p->name = 0;
     p->right[p->row_count++] = right;
     p->row_begin[p->row_count] = p->entry_count;
 }
@@ -84,6 +98,12 @@ static void end_row(crn_box_program *p, int64_t capacity, int32_t right)
 void crn_box_row(crn_box_program *p, int32_t right)
 {
     end_row(p, -1, right);
+}
+
+void crn_box_start_at(crn_box_program *p, int64_t cost)
+{
+    if (p->row_count > 0)
+        p->y_start[p->row_count - 1] = (double)scaled(p, cost) / p->total;
 }
 
 void crn_box_sizes(crn_box_program *p, int64_t capacity)
@@ -141,9 +161,13 @@ int64_t crn_box_bound(crn_box_program *p, crn_box_limit *limit)
         return 0;
     int32_t rows = p->row_count;
     double near = hope_of_covers * ldexp((double)limit->enough, p->shift) / p->total;
+    crn_box_recall_rows(p);
     crn_box_prices_begin(p);
     for (int round = 0; crn_box_prices_find(p, limit) && p->best >= near && round < limit->rounds; round++)
         if (!crn_box_covers_add(p, rows))
             break;
-    return prove(p);
+    int64_t bound = prove(p);
+    if (limit->remembers && bound > limit->enough)
+        crn_box_remember(p, rows);
+    return bound;
 }

@@ -5,6 +5,15 @@
 /* Instead of a column: nothing of the kind, or there in any case. */
 enum { NONE = -1, HELD = -2 };
 
+/* What rows and columns are named after, beside moments and storages: see box_program.h. */
+typedef enum kind { IS_HELD = 1, IS_AGAIN, IS_SUM, IS_THERE, IS_IN_SIZES } kind;
+
+/* Prices below that share of all costs are as good as none. */
+#define PRICE_LEAST 1e-6
+
+enum { SPANS_NODES_MAX = 768 };
+enum { NAME_BITS = 15, NAME_NODES_MAX = (1 << NAME_BITS) - 1 };
+
 /* One moment and what follows. */
 typedef struct moment {
     int index, count;
@@ -53,6 +62,22 @@ static void find_members(crn_moment_program *p, moment *at)
             add_member(p, at, model->root[model->dep[i]]);
 }
 
+/* Of storage s, or d for s, in the window from the moment to `end`. */
+static uint64_t name_of(const crn_moment_program *p, kind what, const moment *at, int32_t end, int32_t s, int32_t d)
+{
+    uint64_t name = (uint64_t)what;
+    const int32_t parts[] = {at->node, end, s, d};
+    for (size_t i = 0; i < sizeof(parts) / sizeof(parts[0]); i++)
+        name = name << NAME_BITS | (uint64_t)(parts[i] + 1);
+    return p->model->node_count < NAME_NODES_MAX ? name : 0;
+}
+
+static int32_t named_column(crn_moment_program *p, uint64_t name, int64_t cost, int64_t bytes)
+{
+    p->box.name = name;
+    return crn_box_column(&p->box, cost, bytes);
+}
+
 static void hold(crn_moment_program *p, moment *at, int32_t s)
 {
     if (p->held[at->index][s] == HELD)
@@ -79,13 +104,14 @@ static bool set_out_members(crn_moment_program *p, moment *at)
     for (int32_t k = 0; k < at->member_count; k++) {
         int32_t s = p->members[k];
         if (!model->once_node[s])
-            again[s] = crn_box_column(&p->box, model->cost[s], 0);
+            again[s] = named_column(p, name_of(p, IS_AGAIN, at, at->end, s, NONE), model->cost[s], 0);
         if (held[s] == HELD || model->bytes[s] > at->left)
             continue;
-        held[s] = crn_box_column(&p->box, 0, model->bytes[s]);
+        held[s] = named_column(p, name_of(p, IS_HELD, at, NONE, s, NONE), 0, model->bytes[s]);
         if (model->bytes[s] > 0)
             crn_box_entry(&p->box, held[s], 1);
     }
+    p->box.name = name_of(p, IS_IN_SIZES, at, NONE, NONE, NONE);
     crn_box_sizes(&p->box, at->left);
     return true;
 }
@@ -98,28 +124,36 @@ static void entry(crn_moment_program *p, int32_t column, int sign)
         crn_box_entry(&p->box, column, sign);
 }
 
-/* held + again >= 1, or >= another column; `again` as columns of storages. */
-static void must_be_there(crn_moment_program *p, const moment *at, const int32_t *again, int32_t s, int32_t if_column)
+/* Columns of storages that are computed again in a window, from the moment to `end`. */
+typedef struct window {
+    const int32_t *again;
+    int32_t end;
+} window;
+
+/* held + again >= 1, or >= another column, of storage d; NONE = of s itself. */
+static void must_be_there(crn_moment_program *p, const moment *at, const window *w, int32_t s, int32_t d,
+                          int32_t if_column)
 {
     if (p->held[at->index][s] == HELD)
         return;
     entry(p, if_column, 1);
     entry(p, p->held[at->index][s], -1);
-    entry(p, again[s], -1);
+    entry(p, w->again[s], -1);
+    p->box.name = name_of(p, IS_THERE, at, w->end, s, d);
     crn_box_row(&p->box, if_column == NONE ? -1 : 0);
 }
 
-/* Rows of the storages that nodes from the moment to `end` read, one for each. */
-static void reads_until(crn_moment_program *p, const moment *at, const int32_t *again, int32_t end)
+/* Rows of the storages that nodes of the window read, one for each. */
+static void reads_of(crn_moment_program *p, const moment *at, const window *w)
 {
     const crn_graph_model *model = p->model;
     memset(p->is_read, 0, (size_t)model->node_count * sizeof(bool));
-    for (int32_t i = model->dep_begin[at->node]; i < model->dep_begin[end]; i++) {
+    for (int32_t i = model->dep_begin[at->node]; i < model->dep_begin[w->end]; i++) {
         int32_t s = model->root[model->dep[i]];
         if (model->dep[i] >= at->node || p->is_read[s])
             continue;
         p->is_read[s] = true;
-        must_be_there(p, at, again, s, NONE);
+        must_be_there(p, at, w, s, NONE, NONE);
     }
 }
 
@@ -133,68 +167,90 @@ static void aliases_until(crn_moment_program *p, const moment *at, int32_t end)
         if (a >= at->node || a == s || p->is_seen[a] || model->cost[a] == 0 || p->held[at->index][s] == HELD)
             continue;
         p->is_seen[a] = true;
-        entry(p, crn_box_column(&p->box, model->cost[a], 0), -1);
+        entry(p, named_column(p, name_of(p, IS_AGAIN, at, end, a, NONE), model->cost[a], 0), -1);
         entry(p, p->held[at->index][s], -1);
+        p->box.name = name_of(p, IS_THERE, at, end, a, NONE);
         crn_box_row(&p->box, -1);
     }
 }
 
 /* Who is computed again needs what it reads; what the window reads is there anyway. */
-static void closure(crn_moment_program *p, const moment *at, const int32_t *again)
+static void closure(crn_moment_program *p, const moment *at, const window *w)
 {
     const crn_graph_model *model = p->model;
     for (int32_t k = 0; k < at->member_count; k++) {
         int32_t s = p->members[k];
-        for (int32_t i = model->dep_begin[s]; again[s] >= 0 && i < model->dep_begin[s + 1]; i++) {
+        for (int32_t i = model->dep_begin[s]; w->again[s] >= 0 && i < model->dep_begin[s + 1]; i++) {
             int32_t d = model->root[model->dep[i]];
             if (d != s && !p->is_read[d])
-                must_be_there(p, at, again, d, again[s]);
+                must_be_there(p, at, w, d, s, w->again[s]);
         }
     }
 }
 
 /* What the next moment of a window holds stayed there, or was computed again. */
-static void holds_at(crn_moment_program *p, const moment *at, const int32_t *again, int next)
+static void holds_at(crn_moment_program *p, const moment *at, const window *w, int next)
 {
     for (int32_t k = 0; next < at->count && k < at->member_count; k++) {
         int32_t s = p->members[k], held = p->held[next][s];
         if (held != NONE && !p->is_read[s])
-            must_be_there(p, at, again, s, held == HELD ? NONE : held);
+            must_be_there(p, at, w, s, s, held == HELD ? NONE : held);
     }
 }
 
 static void set_out_window(crn_moment_program *p, const moment *at)
 {
-    const int32_t *again = p->again[at->index];
-    reads_until(p, at, again, at->end);
+    const window w = {p->again[at->index], at->end};
+    reads_of(p, at, &w);
     aliases_until(p, at, at->end);
-    closure(p, at, again);
-    holds_at(p, at, again, at->index + 1);
+    closure(p, at, &w);
+    holds_at(p, at, &w, at->index + 1);
 }
 
 /* The same for several windows together, from the moment to the next one after them. */
 static void set_out_windows(crn_moment_program *p, const moment *at, int next, int32_t end)
 {
+    const window w = {p->together, end};
     for (int32_t k = 0; k < at->member_count; k++) {
         int32_t s = p->members[k];
-        p->together[s] = p->model->once_node[s] ? NONE : crn_box_column(&p->box, 0, 0);
+        uint64_t name = name_of(p, IS_AGAIN, at, end, s, NONE);
+        p->together[s] = p->model->once_node[s] ? NONE : named_column(p, name, 0, 0);
         if (p->together[s] == NONE)
             continue;
         entry(p, p->together[s], 1);
         for (int i = at->index; i < next; i++)
             entry(p, p->again[i][s], -1);
+        p->box.name = name_of(p, IS_SUM, at, end, s, NONE);
         crn_box_row(&p->box, 0);
+        if (crn_box_recall(&p->box, name, -1) >= 0) /* it was one window, and cost what it takes */
+            crn_box_start_at(&p->box, p->model->cost[s]);
     }
-    reads_until(p, at, p->together, end);
-    closure(p, at, p->together);
-    holds_at(p, at, p->together, next);
+    reads_of(p, at, &w);
+    closure(p, at, &w);
+    holds_at(p, at, &w, next);
 }
 
-/* Which windows are looked at together: 2, 4, 8 and 16 of them, and all to the end. */
+/* Whether an earlier program has found a price for these windows, as one or together. */
+static bool is_priced(const crn_moment_program *p, const moment *at, int32_t end)
+{
+    for (int32_t k = 0; k < at->member_count; k++)
+        if (crn_box_recall(&p->box, name_of(p, IS_SUM, at, end, p->members[k], NONE), 0) > PRICE_LEAST)
+            return true;
+    return false;
+}
+
+/*
+ * Which windows are looked at together: 2, 4, 8 and 16 of them, those of which the start of this program knows, and all to the
+ * end. On large graphs the last alone, for the others take more time than they are worth.
+ */
 static void set_out_together(crn_moment_program *p, const moment *at, const int32_t *moments)
 {
-    for (int span = 2; at->index + span < at->count; span *= 2)
-        set_out_windows(p, at, at->index + span, moments[at->index + span]);
+    bool is_small = p->model->node_count <= SPANS_NODES_MAX;
+    for (int span = 2; is_small && at->index + span < at->count; span++) {
+        int32_t end = moments[at->index + span];
+        if ((span & (span - 1)) == 0 || is_priced(p, at, end))
+            set_out_windows(p, at, at->index + span, end);
+    }
     if (at->index + 1 < at->count)
         set_out_windows(p, at, at->count, p->model->node_count);
 }

@@ -25,7 +25,7 @@
 #include "solve/graph/box_program.h"
 #include "solve/graph_model.h"
 
-enum { CRN_MOMENTS_MAX = 24 };
+enum { CRN_MOMENTS_MAX = 48 };
 
 typedef struct crn_moment_program {
     const crn_graph_model *model;

@@ -25,10 +25,11 @@ enum {
     LAST_ROUNDS = 24,
     LAST_PARTS = 4,
     TIME_PARTS = 2,
+    BEGIN_PARTS = 3,
     GROWTH = 3,
     WORSE_MAX = 2
 };
-enum { FIRST_SHARE = 16, NEIGHBOURS = 6, CHANGES = 3, IDLE_MAX = 32 };
+enum { WORTH_PART = 2000, FIRST_SHARE = 16, NEIGHBOURS = 6, CHANGES = 3, IDLE_MAX = 128 };
 
 /* Where programs stay below that share of what is known, they are too large to be solved well. */
 static const double near = 0.95;
@@ -61,12 +62,42 @@ static bool try_set(moment_search *s, const moment_set *set)
     s->limit.iterations = TRIAL_ITERATIONS;
     s->limit.rounds = TRIAL_ROUNDS;
     s->limit.enough = s->best_ns;
+    s->limit.remembers = true;
     int64_t found = crn_moment_bound(&s->program, set->at, set->count, &s->limit);
     if (found <= s->best_ns)
         return false;
     s->best = *set;
     s->best_ns = found;
     return true;
+}
+
+static bool insert(const moment_set *set, int place, int32_t t, moment_set *with)
+{
+    *with = *set;
+    if (set->count == CRN_MOMENTS_MAX)
+        return false;
+    memmove(with->at + place + 1, with->at + place, (size_t)(set->count - place) * sizeof(*with->at));
+    with->at[place] = t;
+    with->count++;
+    return true;
+}
+
+/* The moments at which the best windows begin that do not overlap. */
+static void try_windows(moment_search *s, const crn_graph_windows *all)
+{
+    int64_t sum[CRN_GRAPH_CUTS_MAX + 1] = {0};
+    int from[CRN_GRAPH_CUTS_MAX + 1] = {0};
+    moment_set set = {.count = 0}, with;
+    for (int j = 1; j <= all->count; j++)
+        for (int i = 0; i < j; i++)
+            if (crn_add_saturating(sum[i], all->spent[i][j]) > sum[j]) {
+                sum[j] = crn_add_saturating(sum[i], all->spent[i][j]);
+                from[j] = i;
+            }
+    for (int j = all->count; j > 0 && sum[j] > 0; j = from[j])
+        if (insert(&set, 0, all->cut[from[j]], &with))
+            set = with;
+    try_set(s, &set);
 }
 
 /* Even parts, of each the moment at which most is taken. */
@@ -82,17 +113,6 @@ static void try_parts(moment_search *s)
         }
         worse = try_set(s, &set) ? 0 : worse + 1;
     }
-}
-
-static bool insert(const moment_set *set, int place, int32_t t, moment_set *with)
-{
-    *with = *set;
-    if (set->count == CRN_MOMENTS_MAX)
-        return false;
-    memmove(with->at + place + 1, with->at + place, (size_t)(set->count - place) * sizeof(*with->at));
-    with->at[place] = t;
-    with->count++;
-    return true;
 }
 
 static moment_set without(const moment_set *set, int place)
@@ -137,6 +157,35 @@ static void improve(moment_search *s)
     for (int idle = 0, place = 0; idle <= s->best.count && !has_ended(s); place++) {
         place = place > s->best.count ? 0 : place;
         idle = try_place(s, place) ? 0 : idle + 1;
+    }
+}
+
+/* Goes on with the best set from where it ended, as long as that raises much. */
+static void deepen(moment_search *s)
+{
+    int64_t before = -1;
+    while (s->best_ns - before > s->best_ns / WORTH_PART && !has_ended(s)) {
+        const moment_set set = s->best;
+        before = s->best_ns;
+        try_set(s, &set);
+    }
+}
+
+/* A moment more in every gap: windows become two windows together, which start where those ended. */
+static void refine(moment_search *s)
+{
+    bool better = true;
+    deepen(s);
+    while (better && !has_ended(s)) {
+        moment_set set = s->best, with;
+        for (int place = s->best.count; place >= 0; place--) {
+            int32_t t = taker_before(s, &s->best, place);
+            if (t >= 0 && insert(&set, place, t, &with))
+                set = with;
+        }
+        better = set.count > s->best.count && try_set(s, &set);
+        if (better)
+            deepen(s);
     }
 }
 
@@ -196,6 +245,29 @@ static void find_range(moment_search *s, const int64_t *to_end)
     }
 }
 
+/* From the windows' moments, and from even parts: on some graphs one is far better, on others the other. */
+static void begin(moment_search *s, const crn_graph_windows *windows)
+{
+    const crn_task *task = s->limit.task;
+    const crn_task part = crn_task_part(task, BEGIN_PARTS);
+    int64_t work = s->limit.work / BEGIN_PARTS;
+    s->limit.work -= work;
+    s->limit.task = &part;
+    try_windows(s, windows);
+    refine(s);
+    const moment_set by_windows = s->best;
+    int64_t by_windows_ns = s->best_ns;
+    s->limit.work += work;
+    s->limit.task = task;
+    s->best_ns = 0;
+    try_parts(s);
+    if (s->best_ns < by_windows_ns) {
+        s->best = by_windows;
+        s->best_ns = by_windows_ns;
+    }
+    refine(s);
+}
+
 static int64_t size_of(int64_t node_count, int64_t edge_count)
 {
     return crn_add_saturating(node_count, edge_count);
@@ -206,14 +278,14 @@ static int32_t entries_of(int64_t size)
     return (int32_t)crn_min(ENTRIES_MAX, crn_mul_saturating(size, ENTRIES_OF_SIZE));
 }
 
-static void search(moment_search *s, int64_t known_ns)
+static void search(moment_search *s, const crn_graph_windows *windows, int64_t known_ns)
 {
     const crn_task *task = s->limit.task;
     const crn_task most = crn_task_but_part(task, LAST_PARTS);
     int64_t last = s->limit.work / LAST_PARTS;
     s->limit.work -= last;
     s->limit.task = &most;
-    try_parts(s);
+    begin(s, windows);
     improve(s);
     bool is_near = (double)s->best_ns >= near * (double)known_ns;
     if (is_near)
@@ -245,7 +317,7 @@ cairn_status crn_moments_raise(const crn_task *task, const crn_graph_bounder *bo
     crn_arena_init(&arena, crn_allocator(task->env));
     bool made = crn_moment_program_new(&arena, model, bounder->budget_bytes, entries_of(size), &s.program);
     if (made)
-        search(&s, *again_ns);
+        search(&s, &bounder->windows, *again_ns);
     *again_ns = crn_max(*again_ns, s.best_ns);
     crn_arena_clear(&arena);
     return made ? CAIRN_OK : crn_no_memory(error);

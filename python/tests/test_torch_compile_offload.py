@@ -121,14 +121,14 @@ def test_transfers_are_made_in_the_order_of_the_plan(offloading):
     compiled, model, x, plan, host = offloading
     results(compiled, model, x)
     assert host.transfers.trace == transfers_of(plan)
-    assert not host.transfers.taken()
+    assert not host.transfers.used_spans()
 
 
 def test_forwards_without_backward_and_several_before_it(offloading):
     compiled, model, x, plan, host = offloading
     plain = [results(model, model, x, seed) for seed in (3, 4)]
     compiled(x)
-    assert not host.transfers.taken()  # the graph is gone, and what it had on the host
+    assert not host.transfers.used_spans()  # the graph is gone, and what it had on the host
     losses = []
     for seed in (3, 4):
         torch.manual_seed(seed)
@@ -137,7 +137,7 @@ def test_forwards_without_backward_and_several_before_it(offloading):
         loss.backward()
         assert all(map(torch.equal, [p.grad for p in model.parameters()], expected[1:]))
         model.zero_grad()
-    assert not host.transfers.taken()
+    assert not host.transfers.used_spans()
     assert host.transfers.tier.capacity_bytes <= plan.host_budget_bytes
 
 

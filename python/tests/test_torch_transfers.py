@@ -157,7 +157,7 @@ class Wrapped(Tensor):
 def test_what_is_no_plain_tensor_is_refused(make: Callable[[], Tensor], transfers: Transfers) -> None:
     with pytest.raises(ct.Unsupported, match="cannot be offloaded"):
         transfers.offload("x", [torch.ones(3), make()], 0)
-    assert transfers.taken() == []
+    assert transfers.used_spans() == []
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")

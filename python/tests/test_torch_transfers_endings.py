@@ -47,7 +47,7 @@ def test_fifty_steps_leave_nothing_without_the_collector(kind: str, tmp_path: Pa
                 group.tensors()
             del group, groups
             counts.append(len(gc.get_objects()))
-            assert transfers.taken() == [] and len(threads()) == 2
+            assert transfers.used_spans() == [] and len(threads()) == 2
         assert min(counts[-10:]) < min(counts[5:15]) + 15  # a leak of an object a step would be 35
         gone = weakref.ref(transfers)
         del transfers

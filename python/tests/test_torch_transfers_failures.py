@@ -125,7 +125,7 @@ def test_a_step_begins_while_copies_are_under_way(gate: Gate) -> None:
     gate.reached(0)
     threading.Timer(0.05, gate.open).start()
     gate.transfers.begin_step()
-    assert gate.transfers.trace == [] and gate.transfers.taken() == []
+    assert gate.transfers.trace == [] and gate.transfers.used_spans() == []
     new = gate.transfers.offload("new", [numbers(10, start=3)], 0)
     assert torch.equal(again(new)[0], numbers(10, start=3))
     with pytest.raises(ct.Unsupported):

@@ -137,19 +137,19 @@ def test_random_transfers(seed: int, transfers: Transfers) -> None:
 
 def test_places(transfers: Transfers) -> None:
     first = transfers.offload("first", [numbers(25)], 100)
-    assert transfers.taken() == [range(100, 200)]
+    assert transfers.used_spans() == [range(100, 200)]
     for offset in (1, 100, 199):
         with pytest.raises(ValueError, match="where first is"):
             transfers.offload("second", [numbers(25)], offset)
     second = transfers.offload("second", [numbers(25)], 200)
-    assert transfers.taken() == [range(100, 200), range(200, 300)]
+    assert transfers.used_spans() == [range(100, 200), range(200, 300)]
     first.discard()
     first.discard()
-    assert transfers.taken() == [range(200, 300)]
+    assert transfers.used_spans() == [range(200, 300)]
     with pytest.raises(ValueError, match="discarded"):
         first.prefetch()
     del second
-    assert transfers.taken() == []
+    assert transfers.used_spans() == []
 
 
 @pytest.mark.parametrize("offset", [-4, 8 * MIB - 396])

@@ -63,7 +63,7 @@ class HostMemory:
                 tier = open_tier(self.to.tier, slab_bytes, self.device, host_budget=self.to.machine.host_bytes)
                 self.transfers = Transfers(tier, self.device, self.to.machine.shared_link)
             self.transfers.tier.grow(slab_bytes)
-            if self.transfers.has_failed or not self.transfers.taken():
+            if self.transfers.has_failed or not self.transfers.used_spans():
                 self.transfers.begin_step()
 
     def offload(self, name: str, value: torch.Tensor) -> TensorGroup:

@@ -82,7 +82,7 @@ class Watch:
             if watching is None or not watching._is_of_this_thread():
                 return
             if _compat.backward_id() < 0:
-                watching._look_at(optimizer)
+                watching._record_state(optimizer)
             else:
                 watching._within.add(optimizer)
 
@@ -169,7 +169,7 @@ class Watch:
 
     # ---- state of optimizers ----
 
-    def _look_at(self, optimizer: torch.optim.Optimizer) -> None:
+    def _record_state(self, optimizer: torch.optim.Optimizer) -> None:
         """Judges by what an optimizer has created in the step that it has just taken."""
         module, plan = (None, None) if self._current is None else (self._current[0](), self._current[1])
         if module is None or plan is None or not self._states.note(optimizer, module):

@@ -104,7 +104,7 @@ class Offload(contextlib.ContextDecorator):
     @property
     def offloaded_bytes(self) -> int:
         """How many bytes are offloaded now."""
-        return sum(len(span) for store in self._stores.values() for span in store.transfers.taken())
+        return sum(len(span) for store in self._stores.values() for span in store.transfers.used_spans())
 
     @property
     def capacity_bytes(self) -> int:

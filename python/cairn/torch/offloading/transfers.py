@@ -131,7 +131,7 @@ def _span(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 class _Place:
-    """A part of the slab that is taken for as long as this object lives."""
+    """A part of the slab that is in use as long as this object exists."""
 
     __slots__ = ("__weakref__", "span", "what")
 
@@ -218,7 +218,7 @@ class TensorGroup:
         return [view.tensor_in(wholes[owner], self._rooms[owner].lead) for view, owner in self._views]
 
     def discard(self) -> None:
-        """Gives up the place in the slab: it can be taken by what is submitted from here on. May be called again."""
+        """Frees the place in the slab for later groups. May be called again."""
         self._place, self._to_send = None, []
         if self._in is None and self._out is not None:
             self._copy_streams.drop(self._out)
@@ -311,13 +311,13 @@ class Transfers:
     def free_place(self, count: int) -> int:
         """The first byte of the first place for so many bytes, which may end behind the slab's end."""
         end = 0
-        for span in self.taken():
+        for span in self.used_spans():
             if span.start - end >= count:
                 return end
             end = span.stop
         return end
 
-    def taken(self) -> list[range]:
+    def used_spans(self) -> list[range]:
         """The parts of the slab where groups are, ascending."""
         with self._lock:
             return sorted((place.span for place in self._live()), key=lambda span: span.start)

@@ -56,11 +56,11 @@ def leaves_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
     return leaves
 
 
-class _Given(TorchFunctionMode):
+class _ArgumentMode(TorchFunctionMode):
     """Intercepts the arguments of functions, those of `torch.autograd.Function` included."""
 
     def __enter__(self) -> Any:
-        self._entered = _compat.functions_given(self.given)
+        self._entered = _compat.intercepted_arguments(self.of_arguments)
         self._entered.__enter__()
         return super().__enter__()
 
@@ -68,16 +68,16 @@ class _Given(TorchFunctionMode):
         super().__exit__(*exc)
         self._entered.__exit__(*exc)
 
-    def given(self, arguments: Any) -> Any:
+    def of_arguments(self, arguments: Any) -> Any:
         """The arguments to pass to a function that is called with (args, kwargs)."""
         raise NotImplementedError
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        args, kwargs = self.given((args, kwargs or {}))
+        args, kwargs = self.of_arguments((args, kwargs or {}))
         return func(*args, **kwargs)
 
 
-class InputFinder(_Given):
+class InputFinder(_ArgumentMode):
     """Records the tensors with a graph from before a mark that functions get, in order, each once."""
 
     def __init__(self, since: int) -> None:
@@ -89,15 +89,15 @@ class InputFinder(_Given):
     def tensors(self) -> list[torch.Tensor]:
         return list(self._tensors.values())
 
-    def given(self, value: Any) -> Any:
-        """Record such tensors in a value."""
+    def of_arguments(self, value: Any) -> Any:
+        """Records such tensors in a value, and returns the value unchanged."""
         for tensor in Tree.of(value).leaves:
             if tensor.grad_fn is not None and not _compat.is_made_since(tensor, self._since):
                 self._tensors.setdefault(id(tensor), tensor)
         return value
 
 
-class Replacing(_Given):
+class Replacing(_ArgumentMode):
     """Replaces some tensors in the arguments of functions."""
 
     def __init__(self, tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
@@ -106,7 +106,7 @@ class Replacing(_Given):
         self._alive = list(tensors)  # so that no other gets the identity of one
         self._versions = _compat.versions(others)
 
-    def given(self, value: Any) -> Any:
+    def of_arguments(self, value: Any) -> Any:
         """A value with its tensors replaced."""
         tree = Tree.of(value)
         if not any(id(leaf) in self._others for leaf in tree.leaves):

@@ -163,7 +163,7 @@ class Arguments:
         with replacing:
             result = function(*args, **kwargs)
         self.writes_captured |= replacing.wrote()
-        return replacing.given(result)
+        return replacing.of_arguments(result)
 
     def has_earlier_nodes(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Whether a backward from the outputs of a run reaches functions from before the block."""
@@ -174,7 +174,7 @@ class Arguments:
         args, kwargs = self.source(Hooks())
         finding = InputFinder(self._since)
         with self.saving_nothing(), finding:
-            finding.given(function(*args, **kwargs))
+            finding.of_arguments(function(*args, **kwargs))
         self.captured = finding.tensors
         passed = set(map(id, self._tree.leaves))
         self._take([tensor for tensor in self.captured if id(tensor) not in passed])

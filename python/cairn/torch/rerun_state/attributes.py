@@ -87,21 +87,21 @@ class Attributes:
                 self._hooks += [(vars(module)[name], dict(vars(module)[name])) for name in _HOOKS]
             for name, value in self._note(vars(module), (module, ""), are_names=True).items():
                 if type(value) not in ATOMS:
-                    self._look_into(value, (module, name), NESTED)
+                    self._record_parts(value, (module, name), NESTED)
         for module, name, value in objects_of_hooks(modules):
             self._reach(value, (module, name))
 
     def _reach(self, value: Any, place: Place) -> None:
         """Record an object that hooks may change: a container, or an object's attributes and the containers in them."""
         if type(value) in CONTAINERS:
-            self._look_into(value, place, NESTED - 1)
+            self._record_parts(value, place, NESTED - 1)
             return
         is_module = isinstance(value, nn.Module)
         if (is_module or has_attributes(value)) and (names := self._unrecorded(value)) is not None:
             noted = self._note(names, (value, "") if is_module else place, are_names=True)
             for name, item in noted.items():
                 if type(item) in CONTAINERS:
-                    self._look_into(item, (value, name) if is_module else place, NESTED - 1)
+                    self._record_parts(item, (value, name) if is_module else place, NESTED - 1)
 
     def _unrecorded(self, value: Any) -> dict[str, Any] | None:
         """The attributes of an object, unless they are recorded already."""
@@ -118,7 +118,7 @@ class Attributes:
         self._contents[id(container)] = Contents(container, before, len(container), names, place, are_names)
         return before
 
-    def _look_into(self, value: Any, place: Place, depth: int) -> None:
+    def _record_parts(self, value: Any, place: Place, depth: int) -> None:
         """Record the parts of a value that can change in place; of objects only those directly in attributes."""
         kind = type(value)
         if kind is torch.Tensor:
@@ -127,7 +127,7 @@ class Attributes:
         elif kind in CONTAINERS or kind is tuple:
             if id(value) not in self._contents and (depth == NESTED or len(value) <= self._room):
                 items = value if kind is tuple else self._note(value, place, are_names=False)
-                self._look_into_all(items.values() if kind in DICTS else items, place, depth)
+                self._record_parts_of_all(items.values() if kind in DICTS else items, place, depth)
         elif _is_small_array(value):
             self._generators.append(functools.partial(operator.setitem, value, ..., value.copy()))
         elif (put_back := generators.restorer_of(value)) is not None:
@@ -135,14 +135,14 @@ class Attributes:
         elif depth == NESTED and has_attributes(value) and (names := self._unrecorded(value)) is not None:
             items = self._note(names, place, are_names=True)
             if not is_of_torch(kind):
-                self._look_into_all(items.values(), place, depth)
+                self._record_parts_of_all(items.values(), place, depth)
 
-    def _look_into_all(self, items: Collection[Any], place: Place, depth: int) -> None:
+    def _record_parts_of_all(self, items: Collection[Any], place: Place, depth: int) -> None:
         if depth > 0 and len(items) <= self._room:
             self._room -= len(items)
             for item in items:
                 if type(item) not in ATOMS:
-                    self._look_into(item, place, depth - 1)
+                    self._record_parts(item, place, depth - 1)
 
     def are_filled(self) -> bool:
         """Whether a run since has changed what is in containers, objects or small tensors of the CPU."""

@@ -57,7 +57,7 @@ class _Search:
             if id(kind) not in self._seen and not is_of_library(kind.__module__):
                 self._seen.add(id(kind))
                 for method in [each for each in vars(kind).values() if isinstance(each, types.FunctionType)]:
-                    self._look_at_globals(method)
+                    self._search_globals(method)
 
     def search_value(self, value: Any, depth: int) -> None:
         """Finds modules in values: containers, functions or objects."""
@@ -74,9 +74,9 @@ class _Search:
         for each in inner:
             self.search_value(each, depth - 1)
         if isinstance(value, types.FunctionType):
-            self._look_at_globals(value)
+            self._search_globals(value)
 
-    def _look_at_globals(self, function: types.FunctionType) -> None:
+    def _search_globals(self, function: types.FunctionType) -> None:
         if not is_of_library(function.__module__):
             for name in sorted(names_in(function.__code__) & function.__globals__.keys()):
                 if isinstance(function.__globals__[name], nn.Module):

@@ -305,7 +305,7 @@ class _Search:
                 self._read(self._waiting.pop())
             looked = len(self.names), len(self._objects)
             for value in list(self._objects.values()):
-                self._look_into_object(value)
+                self._search_object(value)
 
     def _follow(self, value: Any) -> None:
         """Follow a value if it is a function or can be called."""
@@ -331,7 +331,7 @@ class _Search:
         for space, name, value in _defaults_of(function):
             self._add_value(value, names, functools.partial(self._record_default, function, space, name))
         for cls in list(self._classes.values()):
-            self._look_into(cls, names)
+            self._search_value(cls, names)
 
     def _add_value(self, value: Any, names: set[str], note: Callable[[], Any]) -> None:
         """Record a name's value, follow it if it can be called, and search its attributes for the names."""
@@ -342,9 +342,9 @@ class _Search:
         if isinstance(value, type):
             self.add_class(value)
             for base in _own_bases(value):
-                self._look_into(base, names)
+                self._search_value(base, names)
         elif isinstance(value, types.ModuleType):
-            self._look_into_module(value, names, set())
+            self._search_module(value, names, set())
 
     def _add_object(self, value: Any) -> None:
         """Search a value whose attributes the names may mean: a module, a user's object, or a plain namespace."""
@@ -352,26 +352,26 @@ class _Search:
         if is_such and len(self._objects) < _OBJECTS_FOLLOWED:
             self._objects[id(value)] = value
 
-    def _look_into_object(self, value: Any) -> None:
+    def _search_object(self, value: Any) -> None:
         """Record the attributes of an object or its class that any of the code names; of a module also its forward."""
         self.add_class(type(value))
         for owner in (value, *_own_bases(type(value))):
-            self._look_into(owner, self.names)
+            self._search_value(owner, self.names)
         if isinstance(value, nn.Module):
             self._follow(type(value).forward)
             for name in self.names & value._modules.keys():
                 self._add_object(value._modules[name])
 
-    def _look_into_module(self, module: types.ModuleType, names: set[str], seen: set[int]) -> None:
+    def _search_module(self, module: types.ModuleType, names: set[str], seen: set[int]) -> None:
         """Record names of a Python module, and of modules in it, as in `nn.functional.silu`."""
         if id(module) not in seen:
             seen.add(id(module))
-            self._look_into(module, names)
+            self._search_value(module, names)
             for name in names & vars(module).keys():
                 if isinstance(vars(module)[name], types.ModuleType):
-                    self._look_into_module(vars(module)[name], names, seen)
+                    self._search_module(vars(module)[name], names, seen)
 
-    def _look_into(self, owner: Any, names: set[str]) -> None:
+    def _search_value(self, owner: Any, names: set[str]) -> None:
         """The attributes of a class, a module or an object that have one of these names."""
         attributes = vars(owner)
         for name in names & attributes.keys():

@@ -64,15 +64,15 @@ class BlockState:
     def __init__(self, modules: Sequence[nn.Module]) -> None:
         self._roots = list(map(weakref.ref, modules))
         self.restores_attributes = False  # attributes and hooks that others change after the forward are restored, too
-        self._look()
+        self._find_submodules()
 
-    def _look(self) -> None:
-        """Finds the submodules, at first and whenever some were replaced."""
+    def _find_submodules(self) -> None:
+        """Finds the submodules: first, and whenever some were replaced."""
         self._prefixes: list[str] = []
         self._parts: list[weakref.ref[nn.Module]] = []
         self._changing: set[int] | None = None  # buffers that runs write; None before the first run
         self._runs = 0  # number of runs so far
-        self._unnoted: set[_Place] = set()  # attributes that the first runs changed, and that are too large to hold
+        self._unrestored: set[_Place] = set()  # attributes that the first runs changed, and that are too large to hold
         self._replaced: set[_Place] = set()  # attributes to which runs have assigned something too large to hold
         self.is_steady = False  # the latest run has changed no attribute
         self.fills = False  # runs change the contents of containers, objects or small tensors in attributes
@@ -139,7 +139,7 @@ class BlockState:
         modules = [part for reference in self._parts if (part := reference()) is not None]
         attributes = list(map(attributes_of, modules))
         if len(modules) != len(self._parts) or children_of(attributes) != self.children:
-            self._look()
+            self._find_submodules()
             return self.before()
         parameters = parameters_in(attributes)
         buffers = list(itertools.chain.from_iterable(map(_values_of, filter(None, map(_buffers_of, attributes)))))
@@ -186,10 +186,10 @@ class BlockState:
         if self._runs == 0:
             changed = {place: old for place, old in changed.items() if old is None or old is _ABSENT}
         before.names, before.changed = None, {place: old for place, old in changed.items() if is_light(old)}
-        unnoted = changed.keys() - before.changed.keys()
+        unrestored = changed.keys() - before.changed.keys()
         if self._runs < _RUNS_TO_LEARN:
-            self._unnoted |= unnoted
-        before.is_in_doubt = not unnoted <= self._unnoted
+            self._unrestored |= unrestored
+        before.is_in_doubt = not unrestored <= self._unrestored
         self._runs += 1
 
     def copy_all_buffers(self) -> None:

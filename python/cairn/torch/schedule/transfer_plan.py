@@ -235,7 +235,7 @@ def _may_start_with(before: _Memory, ops: Sequence[Op], prefetch: Op) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Stay:
+class _Lifetime:
     """The lifetime of a copy on the host: two positions of the list."""
 
     begin: int
@@ -243,8 +243,8 @@ class _Stay:
     size: int
 
 
-def _stays(chain: Mapping[str, Any], ops: Sequence[Op]) -> list[_Stay]:
-    replay, begun, stays = Replay(chain), {}, []
+def _lifetimes(chain: Mapping[str, Any], ops: Sequence[Op]) -> list[_Lifetime]:
+    replay, begun, lifetimes = Replay(chain), {}, []
     for position, op in enumerate(ops):
         replay.run(op)
         if op[0] == "offload":
@@ -252,36 +252,38 @@ def _stays(chain: Mapping[str, Any], ops: Sequence[Op]) -> list[_Stay]:
             begun[value] = position, replay.value_bytes(*value, replay.host[value])
         elif op[0] == "discard":
             begin, size = begun.pop((op[1], op[2]))
-            stays.append(_Stay(begin, position, size))
-    stays += [_Stay(begin, len(ops), size) for begin, size in begun.values()]
-    return sorted(stays, key=lambda stay: stay.begin)
+            lifetimes.append(_Lifetime(begin, position, size))
+    lifetimes += [_Lifetime(begin, len(ops), size) for begin, size in begun.values()]
+    return sorted(lifetimes, key=lambda lifetime: lifetime.begin)
 
 
 def _places(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[dict[int, Place], int]:
     """Places by the position of the offload, and the most bytes on the host at once."""
-    stays = _stays(chain, ops)
-    peak = max((sum(s.size for s in stays if s.begin <= stay.begin < s.end) for stay in stays), default=0)
-    orders: list[Callable[[_Stay], Any]] = [
-        lambda stay: stay.begin,
-        lambda stay: (stay.begin - stay.end, stay.begin),
-        lambda stay: (-stay.size, stay.begin),
-        lambda stay: (-stay.end, stay.begin),
+    lifetimes = _lifetimes(chain, ops)
+    peak = max(
+        (sum(s.size for s in lifetimes if s.begin <= lifetime.begin < s.end) for lifetime in lifetimes), default=0
+    )
+    orders: list[Callable[[_Lifetime], Any]] = [
+        lambda lifetime: lifetime.begin,
+        lambda lifetime: (lifetime.begin - lifetime.end, lifetime.begin),
+        lambda lifetime: (-lifetime.size, lifetime.begin),
+        lambda lifetime: (-lifetime.end, lifetime.begin),
     ]
-    placements = (_first_fit(sorted(stays, key=order)) for order in orders)
+    placements = (_first_fit(sorted(lifetimes, key=order)) for order in orders)
     return min(placements, key=lambda places: max((p.offset + p.size for p in places.values()), default=0)), peak
 
 
-def _first_fit(stays: Sequence[_Stay]) -> dict[int, Place]:
-    placed: list[tuple[_Stay, Place]] = []
-    for stay in stays:
+def _first_fit(lifetimes: Sequence[_Lifetime]) -> dict[int, Place]:
+    placed: list[tuple[_Lifetime, Place]] = []
+    for lifetime in lifetimes:
         taken = sorted(
-            (place for other, place in placed if other.begin < stay.end and stay.begin < other.end),
+            (place for other, place in placed if other.begin < lifetime.end and lifetime.begin < other.end),
             key=lambda place: place.offset,
         )
         offset = 0
         for place in taken:
-            if offset + stay.size <= place.offset:
+            if offset + lifetime.size <= place.offset:
                 break
             offset = max(offset, place.offset + place.size)
-        placed.append((stay, Place(offset, stay.size)))
-    return {stay.begin: place for stay, place in placed}
+        placed.append((lifetime, Place(offset, lifetime.size)))
+    return {lifetime.begin: place for lifetime, place in placed}

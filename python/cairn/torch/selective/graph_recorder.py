@@ -154,13 +154,13 @@ class _GraphBuilder:
         self.calls: list[Call] = []
         self._current: dict[int, Value] = {}  # by storage: its latest version
         self._references: list[_compat.StorageRef] = []  # so that no storage is given the number of another
-        self._closed = ""
+        self._refusal = ""
         self.paused = False
         self.read: set[int] = set()  # the saved tensors that the block reads itself
         self.reached: set[int] = set()  # the storages that operations were passed, in the present call of a function
 
     def refuse(self, reason: str) -> None:
-        self._closed = self._closed or reason
+        self._refusal = self._refusal or reason
 
     def saved_count(self) -> int:
         return len(self._packs)
@@ -299,15 +299,15 @@ class _GraphBuilder:
         returned = frozenset(_compat.storage_id(t) for t in tensors_in(output) if memory.has_storage(t))
         self._refuse_stale_reads()
         self._refuse_hidden_draws()
-        packs = list(map(self._as_backwards_find_it, self._packs))
+        packs = list(map(self._latest_version, self._packs))
         for index in self.read:
             packs[index] = dataclasses.replace(packs[index], read_in_forward=True)
         for op in self._operations:
             simplify(op, self._values)
-        return BlockGraph(self._values, self._operations, packs, returned, self._closed, self.calls)
+        return BlockGraph(self._values, self._operations, packs, returned, self._refusal, self.calls)
 
-    def _as_backwards_find_it(self, pack: Pack) -> Pack:
-        """A saved tensor, as its last version if its storage was written later elsewhere (a GRU cell's gates)."""
+    def _latest_version(self, pack: Pack) -> Pack:
+        """A saved tensor in its last version, if other parts of its storage were written later (a GRU cell's gates)."""
         value = self._values[pack.use.value] if pack.use is not None and pack.use.value >= 0 else None
         if pack.use is None or value is None or not value.overwritten or self._is_of_root(value):
             return pack

@@ -114,9 +114,9 @@ class Tape:
         """Where the contents of a tensor are; that of a view makes no reader."""
         storage = self.storage(tensor)
         storage.was_read = storage.was_read or reads
-        return self._shown_by(storage, Geometry.of(tensor))
+        return self._view_operand(storage, Geometry.of(tensor))
 
-    def _shown_by(self, storage: Storage, geometry: Geometry) -> Output | External:
+    def _view_operand(self, storage: Storage, geometry: Geometry) -> Output | External:
         known = storage.views.get(geometry)
         if known is not None:
             return known
@@ -135,7 +135,7 @@ class Tape:
             for index in storage.externals if storage.was_written else []:
                 outside = self.externals[index]
                 if not outside.is_literal:  # the next step makes those anew
-                    views.append((index, self._shown_by(storage, Geometry.of(outside.tensor))))
+                    views.append((index, self._view_operand(storage, Geometry.of(outside.tensor))))
         return views
 
     # records

@@ -56,7 +56,7 @@ def caching_weights(cache: dict[tuple[int, str], torch.Tensor] | None) -> Iterat
 
 
 @contextlib.contextmanager
-def functions_given(change: Callable[[Any], Any]) -> Iterator[None]:
+def intercepted_arguments(change: Callable[[Any], Any]) -> Iterator[None]:
     """In the body, functions of `torch.autograd.Function` get what `change` makes of their arguments: no mode sees
     them.
     """

@@ -3,13 +3,13 @@
 python bench/torch_estimate.py [MODEL ...] [--sharded] [--layers 80] [--devices 64] [--json FILE]
 
 For each architecture of torch_families: the plain peak of a step that creates its gradients, estimated on fake tensors
-and measured; the least budget, estimated and planned from a measured profile; and the peaks of the estimate's own plans
-of whole blocks, at their least budget and half-way to the plain step, predicted and measured. --sharded: the same peaks
-for a GPT whose blocks FSDP2 shards over two ranks, estimated with shard=2. A rank's peak is the least of five steps,
-since gloo frees the copies of its collectives when its own threads come to it; the larger of the two ranks' peaks
-counts. Then a Llama of 8,192 features and so many layers (80: 70 billion parameters) on meta in bfloat16, AdamW, one
-sequence of 4,096 on each device, sharded over so many H100: its estimate, how long that took, and the memory of this
-process. --layers 0 leaves it out.
+and measured; the least budget, estimated and planned from a measured profile; and the peaks of the estimate's own
+plans, at their least budget and half-way to the plain step, predicted and measured. --sharded: the same peaks for a GPT
+whose blocks FSDP2 shards over two ranks, estimated with shard=2. A rank's peak is the least of five steps, since gloo
+frees the copies of its collectives when its own threads come to it; the larger of the two ranks' peaks counts. Then a
+Llama of 8,192 features and so many layers (80: 70 billion parameters) on meta in bfloat16, AdamW, one sequence of 4,096
+on each device, sharded over so many H100: its estimate, how long that took, and the memory of this process. --layers 0
+leaves it out.
 """
 
 from __future__ import annotations
@@ -63,8 +63,7 @@ def family_row(name: str, family: Family) -> dict[str, Any]:
 
 
 def own_plans(profile: ct.Profile) -> list[ct.Plan]:
-    """Plans of whole blocks from an estimate's profile: within the least budget, and half-way to the plain step."""
-    profile = profile.without_options()
+    """Plans from an estimate's profile: within the least budget, and half-way to the plain step."""
     top = ct.plan(profile, UNLIMITED, gradients="created")
     low, high = top.least_budget_bytes, top.plain_peak_bytes + top.reserve_bytes
     return [ct.plan(profile, budget, gradients="created") for budget in (low, (low + high) // 2)]

@@ -119,6 +119,56 @@ def test_points_of_the_curve_are_peaks_of_measured_steps(block: Any) -> None:
     assert handle is not None and handle.plan.least_budget_bytes == pytest.approx(low.budget_bytes, rel=0.02)
 
 
+class Squared(torch.autograd.Function):
+    """A function of its own, as Bloom's GELU is."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad
+
+
+class OwnFunction(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.narrow(Squared.apply(self.wide(x)))
+
+
+class Caching(nn.Module):
+    """Keys and values are appended to empty tensors that each call makes from Python."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.mix, self.out = nn.LayerNorm(width), nn.Linear(width, 3 * width), nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        q, k, v = self.mix(self.norm(x)).chunk(3, -1)
+        k, v = (torch.cat([torch.tensor([]), new], -2) for new in (k, v))
+        return x + self.out(F.scaled_dot_product_attention(q, k, v))
+
+
+@pytest.mark.parametrize("block", [Residual, Attending, OwnFunction, Caching])
+def test_options_inside_blocks_are_those_of_a_measured_profile(block: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(32, 32), *(block(32) for _ in range(3))), torch.randn(8, 64, 32)
+    found = ct.estimate(model, x, device="cpu", loss_fn=mean_square, gradients="created").profile
+    measured = ct.profile(model, x, loss_fn=mean_square, passes=1, outside=False)
+    for estimated, stage in zip(found.stages, measured.stages, strict=True):
+        names = ("closed", "digest", "asked", "draws", "random_state_is_new")
+        assert [getattr(estimated, name) for name in names] == [getattr(stage, name) for name in names]
+        assert bool(estimated.options) == bool(stage.options)
+    step = torch_models.Step(model, (x,), {}, mean_square)
+    least, measured_least = (ct.plan(p, "1GiB", gradients="created").least_budget_bytes for p in (found, measured))
+    assert least <= 1.02 * measured_least  # options that are only just worth their measured time come and go
+    plan = ct.plan(found, least, gradients="created")
+    assert plan.selective_options
+    with ct.apply(model, plan):
+        assert measured_bytes(step) == pytest.approx(plan.peak_bytes, rel=0.02)
+
+
 def test_models_on_meta_and_their_own_tensors_stay() -> None:
     with torch.device("meta"):
         model = mlp()

@@ -294,6 +294,11 @@ class CudaMeter(Meter):
 fake_meter: contextvars.ContextVar[Callable[[], Meter] | None] = contextvars.ContextVar("fake_meter", default=None)
 
 
+def stand_in(nbytes: int) -> Any:
+    """What counts as so many bytes on a virtual device, for memory that no operator allocates. Elsewhere None."""
+    return None if fake_meter.get() is None else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+
+
 def meter_for(device: torch.device, interruptible: bool = False, taken: bool = False) -> Meter:
     """A meter of the device's allocator; an interruptible one gives way when another is wanted.
 

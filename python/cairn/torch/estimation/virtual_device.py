@@ -49,7 +49,7 @@ class VirtualDevice(_compat.DispatchMode):
                 raise
             return self._faked(known)
         known_numbers.follow(function, args, kwargs, result)
-        if torch.Tag.nondeterministic_seeded in function.tags:
+        if torch.Tag.nondeterministic_seeded in function.tags and not _drops_nothing(function, args, kwargs):
             _draw()
         self._count(function, args, kwargs, result)
         self.elapsed_ns += self._takes_ns(function, args, kwargs, result)
@@ -152,6 +152,14 @@ def _equal(first: torch.Tensor, second: torch.Tensor) -> bool:
         return first.shape == second.shape and first.dtype == second.dtype
     with _compat.without_dispatch_modes():
         return torch.equal(first, second)
+
+
+def _drops_nothing(function: Any, args: Any, kwargs: Any) -> bool:
+    """Whether an operator that may drop values drops none, as attention without dropout, and so draws no numbers."""
+    arguments = _compat.schema_of(function).arguments
+    defaults = {argument.name: argument.default_value for argument in arguments}
+    given = {argument.name: value for argument, value in zip(arguments, args, strict=False)}
+    return {**defaults, **given, **kwargs}.get("dropout_p") == 0
 
 
 def _draw() -> None:

@@ -60,8 +60,14 @@ class _Saved:
         self.stays = False
         self._run, self._recipe, self._tensor_recompute = run, recipe, TensorRecompute(recipe)
         self._leaves: list[torch.Tensor] = []
+        self._stand_ins: list[Any] = []  # for random states, which no operator makes
         if 0 in recipe.states:
-            self._tensor_recompute.take_state(0, RandomState(run.devices))
+            self._take_state()
+
+    def _take_state(self) -> None:
+        state = RandomState(self._run.devices)
+        self._stand_ins.append(memory.stand_in(state.cpu_bytes))
+        self._tensor_recompute.take_state(self.count, state)
 
     def recording(self) -> Any:
         return _compat.saved_tensors_hooks(self._pack, self._unpack)
@@ -75,7 +81,7 @@ class _Saved:
         self.count += 1
         keep = self._tensor_recompute.saved(index, tensor)
         if self.count in self._recipe.states:
-            self._tensor_recompute.take_state(self.count, RandomState(self._run.devices))
+            self._take_state()
         held = tensor if keep else self._tensor_recompute.held().get(index)
         if held is not None and held.device == self._run.device:
             self.sizes.update(memory.storages([held]))

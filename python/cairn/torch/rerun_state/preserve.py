@@ -45,9 +45,10 @@ class Randomness:
             sys.modules["numpy"].random.set_state(self.numpy)
 
     def torch_fingerprint(self) -> int:
-        """Whether two states of torch's generators are equal."""
+        """A number that differs where the states of torch's generators differ, on fake tensors as well."""
         states = [self.cpu] if self.cuda is None else [self.cpu, self.cuda]
-        return hash(tuple(map(fingerprint, states)))
+        with _compat.without_dispatch_modes():
+            return hash(tuple(map(fingerprint, states)))
 
     def torch_differs(self, other: Randomness) -> bool:
         if not torch.equal(self.cpu, other.cpu):

@@ -29,6 +29,11 @@ class RandomState:
         self._address = self._cpu.data_ptr()
         self._devices = _states_of(devices) if devices else []
 
+    @property
+    def cpu_bytes(self) -> int:
+        """The size of the state of the CPU's generator."""
+        return _STATE_BYTES
+
     def equals(self, other: RandomState) -> bool:
         """Whether two records have the same generators in the same states."""
         if _differ(self._address, other._address, _STATE_BYTES) or len(self._devices) != len(other._devices):

@@ -110,7 +110,12 @@ class _Operations(_compat.DispatchMode):
         self._builder = builder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self._builder.operation(func, args, kwargs or {})
+        builder = self._builder
+        is_outermost, builder.is_recording = not builder.is_recording, True
+        try:
+            return builder.operation(func, args, kwargs or {})
+        finally:
+            builder.is_recording = not is_outermost
 
 
 class _Reads(_compat.FunctionMode):
@@ -122,7 +127,7 @@ class _Reads(_compat.FunctionMode):
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name, builder = getattr(func, "__name__", str(func)), self._builder
-        if builder.paused:
+        if builder.paused or builder.is_recording:
             return func(*args, **kwargs)
         if func in _READS_VALUES:
             builder.refuse(f"reads tensors from Python ({name})")
@@ -156,6 +161,7 @@ class _GraphBuilder:
         self._references: list[_compat.StorageRef] = []  # so that no storage is given the number of another
         self._refusal = ""
         self.paused = False
+        self.is_recording = False  # an operation: what its record reads of tensors is no read of the block
         self.read: set[int] = set()  # the saved tensors that the block reads itself
         self.reached: set[int] = set()  # the storages that operations were passed, in the present call of a function
 
@@ -234,7 +240,12 @@ class _GraphBuilder:
             op.results += 1
             if not _is_plain(tensor):
                 op.reason = op.reason or "makes a tensor of a class of its own"
-            elif _compat.storage_id(tensor) not in self._current:
+            elif _compat.storage_id(tensor) in self._current:
+                continue
+            elif short_name(op.function) == "lift_fresh":  # a real tensor stays itself, a fake one gets a new storage
+                self._references.append(_compat.StorageRef(tensor))
+                self._current[self._references[-1].key] = self._values[op.operands[0].value]
+            else:
                 op.made[position] = self._value(tensor).index
 
     def _record_writes(self, op: Operation, leaves: Sequence[torch.Tensor], written: Sequence[int]) -> None:
@@ -276,11 +287,8 @@ class _GraphBuilder:
             return "looks at a tensor as conjugate or negative"
         if _has_generator(op.tree.shape):
             return "draws from a generator of its own"
-        name = short_name(func)
-        if not operators.repeats(name, op.tree.leaves):
+        if not operators.repeats(short_name(func), op.tree.leaves):
             return "works in no fixed order"
-        if name == "lift_fresh":
-            return "brings in a value from Python"
         return ""
 
     def _refuse_by(self, func: Any, dtypes: Sequence[torch.dtype]) -> None:

@@ -278,14 +278,19 @@ static int32_t entries_of(int64_t size)
     return (int32_t)crn_min(ENTRIES_MAX, crn_mul_saturating(size, ENTRIES_OF_SIZE));
 }
 
-static void search(moment_search *s, const crn_graph_windows *windows, int64_t known_ns)
+/* With a part of the time, and with all of it where that soon says more than is known. */
+static void search(const crn_task *all, moment_search *s, const crn_graph_windows *windows, int64_t known_ns)
 {
-    const crn_task *task = s->limit.task;
-    const crn_task most = crn_task_but_part(task, LAST_PARTS);
+    const crn_task part = crn_task_part(all, TIME_PARTS), *task = &part;
+    crn_task most = crn_task_but_part(task, LAST_PARTS);
     int64_t last = s->limit.work / LAST_PARTS;
     s->limit.work -= last;
     s->limit.task = &most;
     begin(s, windows);
+    if (s->best_ns > known_ns) {
+        task = all;
+        most = crn_task_but_part(task, LAST_PARTS);
+    }
     improve(s);
     bool is_near = (double)s->best_ns >= near * (double)known_ns;
     if (is_near)
@@ -303,11 +308,10 @@ cairn_status crn_moments_raise(const crn_task *task, const crn_graph_bounder *bo
 {
     const crn_graph_model *model = bounder->model;
     int64_t size = size_of(model->node_count, model->dep_begin[model->node_count]);
-    const crn_task part = crn_task_part(task, TIME_PARTS);
     int64_t work = crn_mul_saturating(WORK_OF_TRIPLE * size, crn_mul_saturating(size, size));
     bool by_work = task->deadline_ns == CAIRN_NONE;
     moment_search s = {.model = model,
-                       .limit = {.task = &part, .work = by_work ? crn_min(WORK_MAX, work) : INT64_MAX / 2}};
+                       .limit = {.task = task, .work = by_work ? crn_min(WORK_MAX, work) : INT64_MAX / 2}};
     crn_arena arena;
     if (*again_ns == INT64_MAX || *again_ns == 0 || model->node_count > (by_work ? UNTIMED_NODES_MAX : NODES_MAX))
         return CAIRN_OK;
@@ -317,7 +321,7 @@ cairn_status crn_moments_raise(const crn_task *task, const crn_graph_bounder *bo
     crn_arena_init(&arena, crn_allocator(task->env));
     bool made = crn_moment_program_new(&arena, model, bounder->budget_bytes, entries_of(size), &s.program);
     if (made)
-        search(&s, &bounder->windows, *again_ns);
+        search(task, &s, &bounder->windows, *again_ns);
     *again_ns = crn_max(*again_ns, s.best_ns);
     crn_arena_clear(&arena);
     return made ? CAIRN_OK : crn_no_memory(error);

@@ -151,7 +151,12 @@ class Caching(nn.Module):
         return x + self.out(F.scaled_dot_product_attention(q, k, v))
 
 
-@pytest.mark.parametrize("block", [Residual, Attending, OwnFunction, Caching])
+class Dropping(Residual):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + F.dropout(self.narrow(F.dropout(F.gelu(self.wide(x)), 0.1)), 0.1)
+
+
+@pytest.mark.parametrize("block", [Residual, Attending, OwnFunction, Caching, Dropping])
 def test_options_inside_blocks_are_those_of_a_measured_profile(block: Any) -> None:
     model, x = nn.Sequential(nn.Linear(32, 32), *(block(32) for _ in range(3))), torch.randn(8, 64, 32)
     found = ct.estimate(model, x, device="cpu", loss_fn=mean_square, gradients="created").profile

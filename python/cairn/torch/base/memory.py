@@ -157,6 +157,7 @@ class Meter:
         """Most bytes allocated from mark `first` to mark `last`."""
         return self._levels[first] if first == last else max(self._peaks[first:last])
 
+    is_of_cpu = False
     was_interrupted = False
     excess = 0.0  # the share by which the allocator had taken more, at most, than it was asked for
 
@@ -292,6 +293,12 @@ class CudaMeter(Meter):
 
 #: Makes the meters of a step on fake tensors, where one runs.
 fake_meter: contextvars.ContextVar[Callable[[], Meter] | None] = contextvars.ContextVar("fake_meter", default=None)
+
+
+def is_cpu_faked() -> bool:
+    """Whether a step runs on fake tensors, which stand for tensors on the CPU."""
+    faked = fake_meter.get()
+    return faked is not None and faked().is_of_cpu
 
 
 def stand_in(nbytes: int) -> Any:

@@ -82,7 +82,7 @@ class FakeStep:
     def _profile(self, batch: int, how: contextlib.AbstractContextManager[Any]) -> Profile:
         is_gpu = self.device.type == "cuda"
         kernels: contextlib.AbstractContextManager[Any] = GpuKernels() if is_gpu else contextlib.nullcontext()
-        device = VirtualDevice(OperatorTimes(self.device), Workspaces(measured=not is_gpu))
+        device = VirtualDevice(OperatorTimes(self.device), Workspaces(measured=not is_gpu), is_cpu=not is_gpu)
         fakes = Fakes()
         with (
             torch.random.fork_rng(devices=[]),

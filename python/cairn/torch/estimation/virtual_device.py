@@ -26,11 +26,12 @@ class VirtualDevice(_compat.DispatchMode):
 
     takes_ns: returns the time of a call, given its operator, arguments and result.
     workspace: returns the bytes that a call allocates while it runs, its result not counted.
+    is_cpu: whether it is a CPU.
     """
 
-    def __init__(self, takes_ns: Callable[..., float], workspace: Callable[..., int]) -> None:
+    def __init__(self, takes_ns: Callable[..., float], workspace: Callable[..., int], is_cpu: bool = False) -> None:
         super().__init__()
-        self._takes_ns, self._workspace = takes_ns, workspace
+        self._takes_ns, self._workspace, self.is_cpu = takes_ns, workspace, is_cpu
         self._sizes: dict[int, int] = {}  # by storage
         self.level = self.peak = 0
         self.elapsed_ns = 0.0
@@ -119,6 +120,7 @@ class VirtualMeter(memory.Meter):
 
     def __init__(self, device: VirtualDevice) -> None:
         self._device = device
+        self.is_of_cpu = device.is_cpu
 
     def __enter__(self) -> VirtualMeter:
         self._levels, self._peaks, self._start = [], [], self._device.level

@@ -1,9 +1,10 @@
 /*
  * The moments of a moment program: which of them say most.
  *
- * More moments are not always better: what is computed again counts once in each window. So sets of a few to two dozen
- * moments are tried, those at which most memory is taken in even parts of the graph, then single moments are added,
- * moved and left out, as long as that raises the bound.
+ * It begins with the moments of the best windows, and with those at which most memory is taken in even parts of the graph;
+ * the better set gets a moment in every gap, then single moments are added, moved and left out, as long as that raises the
+ * bound. Every program starts from the prices of the best so far (box_memory.c), so one that has a moment more
+ * begins with a bound that is no lower, where windows are looked at together.
  */
 #ifndef CRN_MOMENT_SEARCH_H
 #define CRN_MOMENT_SEARCH_H

@@ -53,10 +53,10 @@ class Row:
 
 
 class Way:
-    """One way, on its own copy of a model."""
+    """One way, on its own copy of a model; inputs are the same, for the loss may read them too."""
 
     def __init__(self, name: str, made: Made) -> None:
-        self.name, (self.model, self.inputs) = name, copy.deepcopy(made)
+        self.name, self.model, self.inputs = name, copy.deepcopy(made[0]), made[1]
         self._profile: ct.Profile | None = None
 
     def plan(self, budget: int) -> nn.Module:

@@ -1,8 +1,13 @@
 """Plans a joint graph: costs, problem, solver, and the forward and backward graphs in the schedule's order.
 
-One planner serves one joint graph. The solver plans against the simulator's peak of the schedule. `liveness` computes
-the peak of the graphs generated from that schedule, which differs. So the planner adjusts the solver's budget until the
-peak of the generated graphs just fits the step's budget.
+A joint graph has the operations of forward and backward in one `fx` graph. One planner serves one joint graph. It goes
+through four steps: it estimates or measures the cost of each operation, makes a `cairn.Graph` of them (the *problem*),
+lets a solver find a schedule of the problem, and generates a forward and a backward graph from the schedule.
+
+There are two peaks. The solver plans against the peak of the schedule, which the simulator computes. `liveness`
+computes the peak of the generated graphs, which differs. So the planner adjusts the *target*, the budget that it gives
+to the solver, until the peak of the generated graphs just fits the step's budget. A schedule with its graphs is a
+*candidate*.
 """
 
 from __future__ import annotations
@@ -29,13 +34,13 @@ from .liveness import Liveness, Moment
 from .problem import Costs, graph_of, repeated_ns
 from .request import Request
 
-#: How often the solver is called for one graph, each time with another budget.
+#: How often the solver is called for one graph, each time with another target.
 MAX_SOLUTIONS = 3
-#: The same while no schedule's graphs have fitted the budget.
+#: How often it is called if the generated graphs of no schedule fit the budget so far.
 MAX_ATTEMPTS = 8
-#: Planning ends when the generated graphs leave no more than this share of the non-resident budget unused.
+#: No other target is tried if it would exceed the last one by at most this share of the budget for non-resident memory.
 MAX_SLACK = 0.01
-#: Planning ends when the schedule is proved to be within this share of the fastest one.
+#: A schedule is not improved further if it is proved to take at most this share more than the fastest one.
 SMALL_GAP = 0.005
 #: Reads a joint graph, given the number of its outputs that belong to the forward.
 Reader = Callable[[fx.GraphModule, int], JointGraph]
@@ -94,8 +99,8 @@ class Planner:
     plan
         The plan; None before the call.
     predicted_bytes
-        The peak of the two graphs that was predicted before their code was generated, resident memory included,
-        without the loss and the optimizer.
+        The peak of the two graphs, as predicted before the compiler generates code for them. Resident memory counts,
+        the loss and the optimizer do not.
     written
         Indices of the inputs that the step writes.
     """
@@ -145,7 +150,7 @@ class Planner:
     def _apply_plan(
         self, joint: JointGraph, costs: Costs, problem: cairn.Graph, plan: CompiledPlan
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        """Cut the joint graph by the request's plan, which was made for an equal graph. Nothing is solved."""
+        """Cut the joint graph by the request's plan, which was made for an equal graph. No solver is called."""
         planned = plan.graph
         for index, (here, there) in enumerate(zip_longest(problem.nodes, planned.nodes)):
             if here is None or there is None or _structure(here) != _structure(there):
@@ -170,10 +175,11 @@ class Planner:
     def _fit(self, joint: JointGraph, costs: Costs, problem: cairn.Graph, total: int, reserve: int) -> Candidate:
         """The fastest schedule whose generated graphs fit the budget.
 
-        Each attempt solves for a target, generates the graphs, and compares their peak with the schedule's. The next
-        target is the one at which graphs that differ from their schedule as these do would just fit. It may be above
-        the budget. So a budget below the solver's least memory may work: the schedule of least memory is tried once.
-        `total` and `reserve` are in bytes.
+        Each attempt solves for a target, generates the graphs, and compares the peak of the graphs with that of the
+        schedule. The next target assumes that this difference stays the same: with it, the graphs would just fit. So a
+        target may be above the budget. If the graphs of a schedule need less than the schedule, a budget below the
+        solver's least memory may work. So the schedule of least memory is tried once if the solver finds none. `total`
+        and `reserve` are in bytes.
         """
         usable = total - reserve
         if self.request.least:
@@ -221,7 +227,10 @@ class Planner:
         target: int,
         remaining_ns: int,
     ) -> Candidate:
-        """The candidate, or a faster one that the solver finds in the remaining time."""
+        """The candidate, or a faster one if the solver finds it in the remaining time.
+
+        The caller checks the peak of the result, which may exceed the budget.
+        """
         gap = candidate.solution.gap
         if remaining_ns <= 0 or gap is None or gap <= SMALL_GAP:
             return candidate
@@ -237,6 +246,7 @@ class Planner:
         return self._generated(joint, costs, _of_least_memory(problem))
 
     def _solve(self, problem: cairn.Graph, target: int, limit_ns: int) -> cairn.Solution:
+        """The solver's answer for a target, in bytes."""
         if self._offloading is not None:
             return self._offloading.solved(max(1, target), f"{limit_ns}ns", self.request.solver)
         solution = cairn.solve(problem, max(1, target), solver=self.request.solver, time_limit=f"{limit_ns}ns")
@@ -245,14 +255,16 @@ class Planner:
         return solution
 
     def _bound_ns(self, solution: cairn.Solution) -> int | None:
-        """The best lower bound of the time of schedules within a solution's budget; None if there is none.
+        """The best lower bound on the time of schedules within a solution's budget; None if there is none.
 
-        A bound for a larger budget holds, too: that budget admits every schedule of the smaller one.
+        A bound for a larger budget holds for a smaller one, too: every schedule within the smaller budget is within the
+        larger one.
         """
         of_larger = [bound for budget, bound in self._bounds if budget >= (solution.budget_bytes or 0)]
         return max((*of_larger, solution.lower_bound_ns or 0)) or None
 
     def _generated(self, joint: JointGraph, costs: Costs, solution: cairn.Solution) -> Candidate:
+        """The candidate of a solution."""
         assert solution.schedule is not None
         return Candidate(solution, *self._emit_and_cut(joint, costs, solution.schedule))
 
@@ -270,7 +282,7 @@ class Planner:
         return emitted, forward, backward, liveness, liveness.peak(self._surroundings)
 
     def _graphs_peak_bytes(self, liveness: Liveness) -> int:
-        """The peak of the two graphs without a loss outside of them: what a measurement of the graphs sees."""
+        """The peak that a measurement of the two graphs sees. A loss computed outside of them does not count."""
         correction = self.request.correction_bytes
         surroundings = dataclasses.replace(self._surroundings, loss_workspace_bytes=0, correction_bytes=correction)
         return liveness.peak(surroundings).peak_bytes
@@ -330,7 +342,7 @@ class Planner:
         )
 
     def _with_offloading(self, joint: JointGraph, graph: cairn.Graph) -> cairn.Graph:
-        """The problem, with a machine if values may be offloaded; sets `_offloading` then."""
+        """The problem itself or, if values may be offloaded, the problem with a machine; then `_offloading` is set."""
         host = self.request.host
         if host is None:
             return graph
@@ -353,7 +365,7 @@ class Planner:
         return {"tier": host.to.tier, "host_budget_bytes": host.to.machine.host_bytes, "host_bytes": emitted.host_bytes}
 
     def _infeasible(self, least: Candidate, total: int, reserve: int) -> InfeasibleBudget:
-        """The error for a budget below the least one, with the parts of that least peak and its moment."""
+        """The error for a budget below the least that works. It names the moment of the least peak and its parts."""
         needed = least.peak_bytes + reserve
         if self.request.optimizer_peak_bytes + reserve > needed:
             return self._optimizer_infeasible(total, reserve)
@@ -361,9 +373,9 @@ class Planner:
         return InfeasibleBudget.make(total, needed, reserve, parts, str(least.moment), least.moment.node)
 
     def infeasible_if_over(self, measured_bytes: int) -> InfeasibleBudget | None:
-        """The error for a plan of least memory if the measured step or the optimizer's step exceeds the budget.
+        """The error if a plan of least memory exceeds the budget, in the measured step or in the optimizer's step.
 
-        None if both fit, and for other plans, which can be planned again with less memory.
+        None if both fit. None for other plans, too: the caller can plan again with less memory.
         """
         plan, optimizer = self.plan, self.request.optimizer_peak_bytes
         assert plan is not None
@@ -384,7 +396,7 @@ class Planner:
 def _of_least_memory(problem: cairn.Graph) -> cairn.Solution:
     """The schedule of least memory. It is the same in every process, although measured times differ.
 
-    All costs are set to 1 for the search, and iterations limit it instead of time.
+    The search takes the cost of every node as 1 ns, and is limited by iterations instead of time.
     """
     unit_costs = cairn.Graph(
         [dataclasses.replace(node, cost_ns=1) for node in problem.nodes],
@@ -408,19 +420,19 @@ def _of_least_memory(problem: cairn.Graph) -> cairn.Solution:
 
 
 def _structure(node: cairn.Node) -> tuple[Any, ...]:
-    """The part of a node that decides whether a schedule is valid. Times do not count: each measurement has others."""
+    """The fields of a node that decide whether a schedule is valid. Times do not, and differ between measurements."""
     return node.bytes, node.deps, node.alias_of, node.keep, node.no_recompute
 
 
 def _least_budget(candidate: Candidate, reserve: int) -> int | None:
-    """About the least budget in bytes: the simulator's, or the peak of these graphs if that is lower."""
+    """About the least budget, in bytes: the solver's least memory, or the peak of these graphs if that is lower."""
     if candidate.solution.least_bytes is None:
         return None
     return min(candidate.solution.least_bytes, candidate.peak_bytes) + reserve
 
 
 def _is_fastest(solution: cairn.Solution) -> bool:
-    """Whether a schedule neither recomputes nor waits for transfers. No other schedule is faster then."""
+    """Whether a schedule neither recomputes nor waits for transfers. Then no other schedule is faster."""
     return solution.recompute_ns == 0 and not solution.stall_ns
 
 

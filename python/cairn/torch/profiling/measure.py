@@ -1,8 +1,15 @@
 """Measures the memory of a training step, stage by stage, without needing the memory of a plain step.
 
-`MemoryPass` first runs the step under a memory meter (`step_recording.py`): each block runs alone, and its saved
-tensors are freed at once. Marks are set meanwhile. Then `_evaluate` reads the meter between marks, and makes a
-`StageMeasure` of each stage: of each block, and of each segment (the code outside blocks) that needs memory of its own.
+`MemoryPass` first runs the step under a memory meter (`step_recording.py`). Each block runs alone, and its saved
+tensors are freed at once. The pass sets marks of the meter, and records which outputs of blocks exist at each mark.
+Then `_evaluate` reads the memory at marks, and the peaks between them.
+
+The step consists of *blocks* and *segments*. A segment is the code outside blocks: before the first block, between two
+blocks, or after the last. Segment `i` comes before block `i`. `_evaluate` makes a `StageMeasure` of each *stage*: of
+each block, and of each segment that needs memory of its own.
+
+All sizes are in bytes. A *level* is the memory at a mark. A *rise* is a peak above a level. Many rises have two values:
+one for a step that creates its gradients, and one for a step that adds to existing gradients (`accumulated`).
 """
 
 from __future__ import annotations
@@ -23,10 +30,10 @@ from .step_records import LOSS_BYTES, BlockRun, Moment, Segment, StepMeasure, by
 
 
 class MemoryPass(StepRecording):
-    """Runs the step once, and computes the memory of each stage from the readings."""
+    """Runs the step once, and computes the memory of each stage from the meter's readings."""
 
     def run(self) -> StepMeasure:
-        """Runs and evaluates the step."""
+        """Run the step, and compute its stages."""
         self.record()
         return self._evaluate()
 
@@ -82,20 +89,24 @@ class MemoryPass(StepRecording):
         return self._meter.level(end.mark) if end is not None else 0
 
     def _used_by_model(self) -> UsedByModel:
-        """Which parameters of blocks were used outside of blocks."""
+        """The parameters of blocks that code outside of blocks uses, and those that their own blocks do not use."""
         places = {key: place for key, place in self._reached.items() if key not in self._left}
         unused = {(run.stage.name, run.stage.call, key) for run in self._runs for key in run.unused & places.keys()}
         return UsedByModel(places, unused)
 
     def _pass_layouts_on(self) -> None:
-        """Predicts layouts for the next pass, through blocks that pass gradients on unchanged (residual streams)."""
+        """Predict the layouts of gradients for the next pass.
+
+        A block in a residual stream returns its gradient in the layout in which it arrived. So the layout that arrives
+        at such a block arrives at the block before it, too.
+        """
         for before, run in zip(reversed(self._runs[:-1]), reversed(self._runs), strict=False):
             handed_on = run.alone.leaving == without_other_holders(run.alone.arriving)
             if before.chained_to and not is_settled(run) and handed_on:
                 before.arriving = without_other_holders(run.arriving)
 
     def _find_main_inputs(self) -> None:
-        """Finds the inputs on the chain: those that no other block reads."""
+        """Find the inputs on the chain: those that no other block reads."""
         readers = collections.Counter(key for run in self._runs for key in run.inputs)
         for run in self._runs:
             run.main = {key: size for key, size in run.inputs.items() if readers[key] == 1}
@@ -112,15 +123,17 @@ class MemoryPass(StepRecording):
         return {key for run in self._runs for key in run.pinned}
 
     def _segment_bytes(self, moment: Moment) -> int:
+        """The level at a moment, without the outputs of blocks and the gradients that blocks get or return."""
         return self._meter.level(moment.mark) - moment.outputs_bytes - moment.grads_bytes
 
     def _growth(self, segment: Segment) -> int:
-        """Bytes that the forward of a segment adds, less those that it replaces."""
+        """Bytes that the forward of a segment adds, less those of earlier tensors in attributes that it replaces."""
         begin, end = segment.begin, segment.end
         assert end is not None
         return self._segment_bytes(end) - self._segment_bytes(begin) - (end.replaced_bytes - begin.replaced_bytes)
 
     def _is_stage(self, index: int, segment: Segment, main: dict[int, int]) -> bool:
+        """Whether a segment is a stage of its own. The one after the last block always is."""
         if index == len(self._runs):
             return True
         growth = self._growth(segment)
@@ -142,7 +155,7 @@ class MemoryPass(StepRecording):
         return any(meter.peak(a, b) - max(meter.level(a), meter.level(b)) > SLACK_BYTES for a, b in there)
 
     def _has_others_backward(self, index: int) -> bool:
-        """Whether the backward of a segment includes that of side outputs of the next block, which counts there."""
+        """Whether the backward of a segment includes that of the next block's side outputs, which counts there."""
         return any(
             layout is not None
             for run in self._runs[index : index + 1]
@@ -150,15 +163,16 @@ class MemoryPass(StepRecording):
         )
 
     def _segment_stage(self, index: int, segment: Segment, main: dict[int, int]) -> StageMeasure:
+        """The stage of a segment. `main` has the bytes of the next block's inputs on the chain, by storage."""
         assert segment.end is not None
         stage = StageMeasure(self._segment_name(index), "outside", keep_reason="outside blocks")
         before = self._runs[index - 1 : index] if index else []
         made = sum(max(0, n - segment.replacing.get(key, 0)) for key, n in main.items() if key not in self._known)
         viewed = sum(
             bytes_in(run, run.viewed & self._unread_outputs(run)) for run in before
-        )  # passed on in addition to its own result
+        )  # outputs of the block before, which the next block reads in addition to the segment's result
         growth = self._growth(segment)
-        made = min(made, max(growth, 0))  # an input that was there before counts with the segment that made it
+        made = min(made, max(growth, 0))  # an input that existed before counts with the segment that made it
         stage.output_bytes = made + viewed
         copies = self._copies_of(stage, 2 * index)
         segment.saved_bytes, segment.freed_bytes = max(growth - copies.unsaved_bytes, made, 0), max(0, -growth)
@@ -185,9 +199,9 @@ class MemoryPass(StepRecording):
         return copies
 
     def _unread_outputs(self, run: BlockRun) -> set[int]:
-        """The outputs that only the next segment reads, which may hold them or return them.
+        """The outputs of a block that no block reads, only the segment after it, which may hold or return them.
 
-        An output that the block saves itself is one of them only if nothing else holds it.
+        An output that the block saves itself counts only if nothing else holds it.
         """
         if run.chained_to:
             return set()
@@ -198,14 +212,15 @@ class MemoryPass(StepRecording):
         return run.saved_outputs & (self._alive_at_backward | run.viewed)
 
     def _read_segment_forward(self, index: int, segment: Segment, stage: StageMeasure) -> None:
-        """Reads the peak of a segment's forward above the level that the chain has when it begins.
+        """Read the peak of a segment's forward above the level of the chain at its beginning.
 
-        The level counts these outputs of earlier blocks:
+        The level of the chain counts these outputs of earlier blocks:
 
-        * outputs that the model's own code holds, as of hidden states in a list (`listed`);
-        * the output of the block before: a schedule that keeps it has it to the end. The input of that block is mostly
-          freed at once, because the caller assigns the output to the same name;
-        * outputs that are resident to the end. In a step blocks save them; in this pass they save nothing.
+        * Outputs that the model's own code holds, such as hidden states in a list (`listed`).
+        * The output of the block before. A schedule that keeps it keeps it to the end. The input of that block is
+          mostly freed at once, because the caller assigns the output to the same name.
+        * Outputs that are resident to the end of the step. In a step, blocks save them. In this pass, blocks save
+          nothing, so such outputs may be freed; `_freed_resident_bytes` adds them.
         """
         begin, end, returned = segment.begin, segment.end, segment.returned
         assert end is not None
@@ -220,7 +235,10 @@ class MemoryPass(StepRecording):
             stage.forward_rise_bytes = max(rest, stage.forward_rise_bytes)
 
     def _held_outputs(self, index: int, segment: Segment) -> tuple[dict[str, int], int]:
-        """The outputs that the model's own code holds at a segment's peak, and the level at which it begins."""
+        """The outputs that the model's own code holds at a segment's peak, and the level of the chain at its beginning.
+
+        The outputs are bytes by the block that made them.
+        """
         begin, middle = segment.begin, segment.returned or segment.end
         assert middle is not None
         just_made = {ref.key for run in self._runs[index - 1 : index] for ref in run.outputs}
@@ -230,10 +248,10 @@ class MemoryPass(StepRecording):
         return listed, self._meter.level(begin.mark) - others
 
     def _passing(self, there: Mapping[int, int], gone: Set[int] = frozenset()) -> tuple[dict[str, int], int]:
-        """The outputs of earlier blocks that are freed before the backward begins.
+        """Sort the outputs of earlier blocks that are freed before the backward begins. Returns two results.
 
-        Bytes by block for those that a plan counts with the block that made them (`_makers`), and bytes of the others
-        and of those in `gone`, which are freed too early to count.
+        The first has the outputs that a plan counts with the block that made them (`_makers`): bytes by block. The
+        second is the bytes of the others, and of the outputs in `gone`, which are freed too early to count.
         """
         listed: dict[str, int] = {}
         others = 0
@@ -256,7 +274,7 @@ class MemoryPass(StepRecording):
 
     @functools.cached_property
     def _makers(self) -> dict[int, str]:
-        """For each output that is freed before the backward begins, but counts in what its block saves: the block."""
+        """The block of each output that is freed before the backward begins, but counts as saved by its block."""
         makers: dict[int, str] = {}
         for run in self._runs:
             left = run.made - run.unread if run.chained_to else run.made & run.saved_outputs
@@ -273,18 +291,18 @@ class MemoryPass(StepRecording):
         created, accumulated = self._freed_gradients(begin, end)
         saved = {key for run in self._runs for key in run.saved_outputs}
         gone = [(self._gone.get(key, 0), -size) for key, size in begin.outputs.items() if key in saved]
-        stays = [(mark, size) for mark, size in gone if begin.mark < mark <= end.mark]  # a block that is kept has them
+        stays = [(mark, size) for mark, size in gone if begin.mark < mark <= end.mark]  # a kept block holds them
         stage.backward_rise_bytes = peak_without(meter, begin.mark, end.mark, sorted([*created, *stays])) - base
         rise = peak_without(meter, begin.mark, end.mark, sorted([*accumulated, *stays])) - base
         stage.accumulated_backward_rise_bytes = rise
 
     def _count_rises_between(self, surroundings: Sequence[StageMeasure | None]) -> None:
-        """Counts the peaks of segments between two blocks that are no stages of their own.
+        """Count the peaks of those segments between two blocks that are no stages of their own.
 
-        The forward peak counts with the block behind the segment, the backward peak with the block before it. What
-        such segments make counts as resident during the whole step.
+        The forward peak counts with the block after the segment, and the backward peak with the block before it. The
+        tensors that such segments make count as resident during the whole step.
         """
-        made_bytes = 0  # by this segment and those behind it
+        made_bytes = 0  # by this segment and those after it
         for index in reversed(range(len(self._runs))):
             if surroundings[index] is None:
                 made_bytes += self._segments[index].saved_bytes
@@ -296,16 +314,17 @@ class MemoryPass(StepRecording):
         segment, behind, meter = self._segments[index], self._runs[index].stage, self._meter
         assert segment.end is not None
         peak = meter.peak(segment.begin.mark, segment.end.mark)
-        if peak <= meter.level(segment.begin.mark):  # which has the input of the block before, freed at once
+        if peak <= meter.level(segment.begin.mark):  # this level includes the input of the block before, freed at once
             return
         listed, level = self._held_outputs(index, segment)
         gone = sum(size for name, size in listed.items() if name not in behind.listed)
         behind.between_forward_rise_bytes = max(0, peak - level - made_bytes + gone)
 
     def _count_backward_between(self, index: int, made_bytes: int) -> None:
-        """Reads the peak of a segment's backward above the level at which that of the block before begins.
+        """Read the peak of a segment's backward above the level at which the backward of the block before begins.
 
-        The chain counts that block's output there. It is gone by then, unless the block holds it itself.
+        The chain counts that block's output at this level. In this pass the output has been freed by then, unless the
+        block holds it itself.
         """
         segment, run, meter = self._segments[index], self._runs[index - 1], self._meter
         before, gone = run.stage, bytes_in(run, run.made - run.held_outputs - run.pinned - run.unread)
@@ -321,10 +340,11 @@ class MemoryPass(StepRecording):
         before.accumulated_between_backward_rise_bytes = max(0, rise_adding - made_bytes - gone)
 
     def _count_pending_grads(self, surroundings: Sequence[StageMeasure | None]) -> None:
-        """Counts gradients that wait for others. A segment that is no stage counts with the block behind it.
+        """Count gradients that wait for others: a value with two readers gets two gradients, one after the other.
 
-        The whole gradients of a sharded block wait, too: they are reduced while the backward of the block before runs.
-        This pass has none to reduce.
+        A segment that is no stage counts with the block after it. The whole (not sharded) gradients of a sharded block
+        wait, too: in a step, they are reduced while the backward of the block before runs. In this pass nothing is
+        reduced, so `reducing_bytes` stand for them.
         """
         changes: list[tuple[StageMeasure, int, int]] = []
         for index, (segment, outside) in enumerate(zip(self._segments, surroundings, strict=True)):
@@ -340,9 +360,9 @@ class MemoryPass(StepRecording):
         gradient_lifetimes.count(*zip(*changes, strict=True))
 
     def _change_of(self, segment: Segment) -> tuple[int, int]:
-        """The change of the memory outside blocks in the backward of a segment, without what the segment had saved.
+        """By how much the backward of a segment changes the memory outside blocks, tensors that it saved left out.
 
-        Two numbers: where the step creates its gradients, and where it adds to existing ones.
+        Two numbers: for a step that creates its gradients, and for one that adds to existing ones.
         """
         begin, end = segment.backward_begin, segment.backward_end
         if begin is None or end is None or end.mark < begin.mark:
@@ -352,16 +372,19 @@ class MemoryPass(StepRecording):
         return change - sum(size for _, size in created), change - sum(size for _, size in accumulated)
 
     def _freed_gradients(self, begin: Moment, end: Moment) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-        """Gradients that a step frees between two moments of its backward, though this pass has them to its end.
+        """Gradients that a step frees between two moments of its backward. This pass keeps them to its end.
 
-        Two lists of marks and bytes: where the step creates its gradients, and where it adds to existing ones.
+        Two lists of marks and bytes: for a step that creates its gradients, and for one that adds to existing ones.
         """
         added = [addition for addition in self._added if begin.mark < addition[0] <= end.mark]
         gone = [pair for pair in self._created.gone if begin.mark < pair[0] <= end.mark]
         return [(mark, size) for mark, size, _ in added], sorted([*gone, *((mark, size) for mark, _, size in added)])
 
     def _change_at(self, index: int) -> int:
-        """The same change at a block: gradients that arrived and wait for others, and those of inputs off the chain."""
+        """By how much the backward of a block changes the memory outside blocks.
+
+        The change consists of gradients that arrived and wait for others, and of gradients of inputs off the chain.
+        """
         before, after = self._segments[index].backward_begin, self._segments[index + 1].backward_end
         if before is None or after is None:
             return 0
@@ -377,6 +400,11 @@ class MemoryPass(StepRecording):
         return f"between {shown(self._runs[index - 1].stage.name)} and {shown(self._runs[index].stage.name)}"
 
     def _finish_block(self, index: int, run: BlockRun) -> None:
+        """Correct the measure of a block that ran alone by its surroundings in the step.
+
+        Outputs that are resident in any case, and outputs that count with the segment after the block, are taken out of
+        the bytes that keeping or dropping the block decides about.
+        """
         stage = run.stage
         self._copies_of(stage, 2 * index + 1)
         stage.input_bytes = sum(run.inputs.values())
@@ -386,7 +414,7 @@ class MemoryPass(StepRecording):
         apart, left = (
             (run.pinned | run.unread) & run.made,
             self._unread_outputs(run),
-        )  # not kept or dropped by the chain
+        )  # outputs that the chain neither keeps nor drops
         if apart or (run.is_held and run.saved_outputs):
             stage.offloadable_bytes, stage.output_is_offloadable = 0, False
         elif run.is_held:  # the rest can be offloaded
@@ -405,7 +433,7 @@ class MemoryPass(StepRecording):
         stage.backward_rise_bytes += not_saved
         stage.accumulated_backward_rise_bytes += not_saved
         if stays := run.left_bytes + stage.leftover_bytes:
-            # side outputs are resident: saving replaces those of the last step, and offloading does not free them
+            # side outputs are resident: new ones replace those of the last step, and offloading does not free them
             stage.saved_bytes = max(stage.saved_bytes - (stays - stage.added_bytes), stage.output_bytes)
             stage.offloadable_bytes = 0
         if run.replaced_bytes:
@@ -420,7 +448,7 @@ class MemoryPass(StepRecording):
             stage.keep_reason = stage.keep_reason or "has no part in the loss"
 
     def _passes(self, index: int, key: int) -> bool:
-        """Whether an output that the next block reads is freed before the backward, because neither block holds it."""
+        """Whether an output is freed before the backward, because neither its block nor the next one holds it."""
         run, following = self._runs[index], self._runs[index + 1].alone
         return key in self._makers and key not in run.held_outputs | following.held_inputs
 
@@ -428,7 +456,8 @@ class MemoryPass(StepRecording):
     def _arriving_at(run: BlockRun, following: BlockRun) -> int:
         """Bytes of the gradients that a block gets.
 
-        For outputs that the next block reads: as that block returns them. For other outputs: as they were in the step.
+        The gradients of outputs that the next block reads have the size in which that block returns them. Those of
+        other outputs have the size that they had in the step.
         """
         read = {ref.key for ref in run.outputs if ref.key in following.main}
         others = bytes_in(run, {ref.key for ref in run.outputs} - read)
@@ -436,7 +465,7 @@ class MemoryPass(StepRecording):
         return max(chained, min(run.stage.grad_bytes, chained + others))
 
     def _keep_untracked(self, run: BlockRun, before: Sequence[BlockRun]) -> None:
-        """Marks blocks as kept whose output a later block holds outside autograd: no plan can drop or offload it."""
+        """Mark blocks as kept if a later block holds their output outside autograd: no plan can drop or offload it."""
         for earlier in before:
             if bytes_in(earlier, run.alone.untracked):
                 earlier.stage.keep_reason = earlier.stage.keep_reason or RETURNS_UNTRACKED

@@ -55,6 +55,16 @@ def test_links_lead_somewhere(document):
         assert not anchor or path.suffix != ".md" or anchor in anchors_of(path), f"{target} has no heading {anchor}"
 
 
+FENCED = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+TOO_NEAR = re.compile(r"^ {1,3}(?:(?:\*|\d+\.) |```).*|(?<=\n\n) {1,3}\S.*", re.MULTILINE)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_parts_of_list_items_are_indented_by_four(document):
+    """Lists, examples and paragraphs inside an item: with fewer spaces, the site ends the item before them."""
+    assert TOO_NEAR.findall(FENCED.sub("", document.read_text(encoding="utf-8"))) == []
+
+
 def test_every_document_is_reached_from_the_first_one():
     reached, ahead = set(), [ROOT / "README.md"]
     while ahead:

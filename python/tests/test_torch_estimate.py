@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import types
 from typing import Any
 
 import pytest
@@ -274,6 +275,15 @@ def test_gpus_keep_masks_of_dropout_as_truth_values() -> None:
         for device in ("cpu", "cuda")
     }
     assert saved["cuda"] < saved["cpu"]
+
+
+@pytest.mark.parametrize("is_of_cpu", [True, False])
+def test_random_states_take_memory_of_the_cpu_alone(is_of_cpu: bool) -> None:
+    token = memory.fake_meter.set(lambda: types.SimpleNamespace(is_of_cpu=is_of_cpu))  # type: ignore[arg-type, return-value]
+    try:
+        assert (memory.stand_in(5056) is not None) == is_of_cpu
+    finally:
+        memory.fake_meter.reset(token)
 
 
 def test_autocast_casts() -> None:

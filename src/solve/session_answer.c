@@ -4,6 +4,7 @@
  */
 #include "solve/session.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -177,14 +178,20 @@ static void fill_outcome(const crn_session *session, const crn_answer *answer, c
                  answer->optimal_in ? answer->optimal_in : solver->info.optimal_in);
 }
 
-static void fill_reason(const crn_answer *answer, cairn_info *info)
+static void fill_reason(const crn_session *session, const crn_answer *answer, cairn_info *info)
 {
+    bool is_rough = session->least.is_rough && info->least_bytes != CAIRN_NONE;
     if (answer->reason[0])
         memcpy(info->reason, answer->reason, sizeof(info->reason));
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && answer->stopped_early)
         snprintf(info->reason, sizeof(info->reason), "the time limit ended before a schedule was found");
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && !answer->cut_short && is_beyond_counting(info))
         snprintf(info->reason, sizeof(info->reason), "what fits takes longer than %s can count", info->solver);
+    else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && is_rough && !answer->cut_short)
+        snprintf(info->reason, sizeof(info->reason),
+                 "the search for the least memory was cut short: less than %" PRId64
+                 " bytes may do (option time-limit)",
+                 info->least_bytes);
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)
         snprintf(info->reason, sizeof(info->reason),
                  "none was found before its work or memory ended (options iterations, memory-limit)");
@@ -249,7 +256,7 @@ static cairn_status fill_info(crn_session *session, crn_answer *answer, cairn_in
     CRN_TRY(fill_bound(session, answer, info, error));
     CRN_TRY(fill_least(session, answer, info, error));
     fill_outcome(session, answer, info);
-    fill_reason(answer, info);
+    fill_reason(session, answer, info);
     return copy_checkpoints(session, answer, info, error);
 }
 

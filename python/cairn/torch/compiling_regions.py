@@ -96,15 +96,18 @@ class RegionModel(CompiledModel):
         Autograd runs a single-level plan by itself. Where none fits, and where values may be offloaded, blocks are
         recomputed as wholes as well. All runs of a block have one partition: a recomputation then saves the same
         tensors as the first run. Where the solver chose several, the schedule is made anew. Ranks that share the model
-        take the plan of the first.
+        take the plan of the first, or its error.
         """
+        if not self.is_shared:
+            return self._own_plan(miss_bytes)
         made: Any = None
-        try:
-            made = self._own_plan(miss_bytes)
-        except InfeasibleBudget as error:
-            made = error.with_traceback(None)
-        made = ranks.of_first(made, self.is_shared)
-        if isinstance(made, InfeasibleBudget):
+        if ranks.is_first():
+            try:
+                made = self._own_plan(miss_bytes)
+            except Exception as error:  # which all ranks raise
+                made = error.with_traceback(None)
+        made = ranks.of_first(made, True)
+        if isinstance(made, Exception):
             raise made
         return made
 
@@ -308,8 +311,10 @@ class RegionModel(CompiledModel):
                 reference = self.settled_step()
             finally:
                 self.regions.set_levels(levels)
-        if differences(reference, measured):
-            raise VerificationFailed(f"the step with compiled blocks is not that of the model: {'; '.join(found)}")
+        wrong = differences(reference, measured)
+        if ranks.largest(len(wrong), self.is_shared):
+            described = "; ".join(wrong or found) or "on another rank"
+            raise VerificationFailed(f"the step with compiled blocks is not that of the model: {described}")
         if found:
             warn_of_capture(found)
 

@@ -10,7 +10,7 @@ import torch
 from cairn import ProgressCallback
 from torch import nn
 
-from .base import memory
+from .base import memory, ranks
 from .base.blocks import Block, resolve
 from .base.budgets import free_bytes
 from .base.errors import Unsupported
@@ -290,7 +290,8 @@ def _measure(
         measured = min(made, key=lambda each: each.end_bytes)
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
         hooked = {stage.name for stage in measured.blocks if stage.keep_reason == OWN_HOOKS}
-        if not bad and not hooked and (measured.is_settled or again == MEASURED_AGAIN):
+        is_done = not bad and not hooked and (measured.is_settled or again == MEASURED_AGAIN)
+        if not ranks.largest(int(not is_done), is_shared(sample.model)):
             return measured, blocks
         blocks = [block for block in blocks if block.name not in bad]
         blocks = [dataclasses.replace(b, has_own_hooks=True) if b.name in hooked else b for b in blocks]

@@ -143,7 +143,7 @@ static cairn_status online_least(const crn_task *task, void *session, crn_least 
     CRN_TRY(find_smallest(task, o, error));
     least->bytes = o->smallest_peak_bytes;
     least->is_exact = least->bytes == least->lower_bytes;
-    least->is_rough = !least->is_exact && crn_should_stop(task, NULL);
+    least->is_rough = !least->is_exact && !o->smallest_is_known;
     return CAIRN_OK;
 }
 

@@ -302,8 +302,8 @@ def is_cpu_faked() -> bool:
 
 
 def stand_in(nbytes: int) -> Any:
-    """What counts as so many bytes on a virtual device, for memory that no operator allocates. Elsewhere None."""
-    return None if fake_meter.get() is None else torch.empty(nbytes, dtype=torch.uint8, device="cpu")
+    """What counts as so many bytes on a virtual CPU, for its memory that no operator allocates. Elsewhere None."""
+    return torch.empty(nbytes, dtype=torch.uint8, device="cpu") if is_cpu_faked() else None
 
 
 def meter_for(device: torch.device, interruptible: bool = False, taken: bool = False) -> Meter:

@@ -15,6 +15,11 @@ def several() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
+def is_first() -> bool:
+    """Whether this process is the first of several ranks."""
+    return distributed.get_rank() == 0
+
+
 def of_first(value: Any, is_shared: bool) -> Any:
     """The value that the first rank has; values are pickled."""
     if not is_shared:

@@ -1,6 +1,6 @@
 /*
- * Rows that whole variables keep to and fractions do not, for a box program: they are added where the last variables
- * violate them.
+ * Rows that integer variables satisfy and fractions may violate, for a box program. They are added where the last
+ * variables violate them.
  */
 #include <string.h>
 
@@ -136,8 +136,8 @@ static int64_t find_unit(const crn_box_program *p, int32_t r)
 }
 
 /*
- * Mixed integer rounding (Nemhauser and Wolsey 1990): counted in units u, of which the capacity holds q and a rest, sizes
- * a = k u + b of whole variables keep to  sum of (k (u - rest) + max(0, b - rest)) x <= q (u - rest).
+ * Mixed integer rounding (Nemhauser and Wolsey 1990). Let the capacity be q u + rest, and the size of a column k u + b,
+ * for a unit u. Integer variables x satisfy  sum of (k (u - rest) + max(0, b - rest)) x <= q (u - rest).
  */
 static bool add_rounded(crn_box_program *p, int32_t r)
 {

@@ -1,7 +1,7 @@
 /*
- * Where a box program starts: at the prices and variables of an earlier one that has rows and columns of the same names,
- * and with the rows that were added to that. Good prices of a program are then good ones of a program that differs
- * little, and what they prove is no less from the start.
+ * Where a box program starts. It takes the prices and variables of an earlier program, for rows and columns of the same
+ * names. It also takes the rows that box_covers.c added to the earlier program. Good prices of one program are good
+ * ones of a program that differs little. So the new program starts from a bound that is about as good.
  */
 #include <string.h>
 
@@ -57,7 +57,7 @@ double crn_box_recall(const crn_box_program *p, uint64_t name, double otherwise)
     return m->name[slot] == name ? m->value[slot] : otherwise;
 }
 
-/* As far as there is room. */
+/* Copies row r into the memory. Leaves it out where the memory is full. */
 static void keep_row(const crn_box_program *p, crn_box_memory *m, int32_t r)
 {
     int32_t begin = p->row_begin[r], count = p->row_begin[r + 1] - begin, at = m->entry_count;
@@ -88,8 +88,8 @@ void crn_box_remember(crn_box_program *p, int32_t first_added)
 }
 
 /*
- * Rows of a memory say that a sum of weights of columns that are none below 0 is at most so much: they hold without those
- * of which there are no columns.
+ * Adds row r of the memory. Such a row says that a weighted sum of columns is at most a number. No weight is negative,
+ * so the row also holds without the columns that this program lacks.
  */
 static void add_row(crn_box_program *p, int32_t r)
 {

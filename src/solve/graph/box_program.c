@@ -3,10 +3,10 @@
 #include <math.h>
 #include <string.h>
 
-/* Scaled costs sum to less than 2^TOTAL_BITS, and prices end there: a million of them fit 63 bits. */
+/* Scaled costs sum to less than 2^TOTAL_BITS, and no price is larger. So the sum of a million prices fits 63 bits. */
 enum { TOTAL_BITS = 42, ENTRIES_MAX = 1 << 20, ENTRIES_OF_ROW = 2, ENTRIES_OF_COLUMN = 2, PRICE_MAX = 1024 };
 
-/* Prices that prove less than that share of what is to be passed, before covers, which raise what is proved by some hundredths. */
+/* Covers raise a bound by some hundredths. They are added only to prices that prove at least this share of the goal. */
 static const double hope_of_covers = 0.8;
 
 __extension__ typedef __int128 wide_sum;

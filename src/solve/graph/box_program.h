@@ -7,9 +7,9 @@
  *
  *     sum over columns of  min(0, c + y A)  -  y b
  *
- * is a lower bound. Good prices are found in floating point (box_prices.c), with rows that only whole variables keep to
- * added where they are violated (box_covers.c). What they prove is computed in integers. Any prices prove something, so
- * it may stop at any time.
+ * is a lower bound. Good prices are found in floating point (box_prices.c). Rows that integer variables satisfy are
+ * added where fractions violate them (box_covers.c). The bound that the prices prove is computed in integers. Any
+ * prices prove a bound, so the search for prices may stop at any time.
  *
  * Entries are 1 or -1, but for rows of sizes: sum of bytes of columns <= capacity, and rows of other weights.
  *
@@ -87,7 +87,10 @@ typedef struct crn_box_limit {
     bool remembers;       /* keeps prices that pass it for the start of the next program */
 } crn_box_limit;
 
-/** A lower bound on the cost, in the unit of the columns' costs, rounded up, for costs and variables are whole; 0 = none. */
+/**
+ * A lower bound on the cost, in the unit of the columns' costs; 0 = none. Costs and variables are integers: it is
+ * rounded up.
+ */
 int64_t crn_box_bound(crn_box_program *p, crn_box_limit *limit);
 
 /* ---- of its parts ---- */
@@ -104,7 +107,9 @@ bool crn_box_memory_new(crn_arena *arena, int32_t entry_max, crn_box_memory *mem
 
 /** Goes on from the last prices. False where it is to end: by limits, or for there is no hope. */
 bool crn_box_prices_find(crn_box_program *p, crn_box_limit *limit);
-/** Adds rows that whole variables keep to and the last ones do not, for the first so many rows; whether there are any. */
+/**
+ * Adds rows that integer variables satisfy and the last ones violate, for the first `rows` rows. False: none was added.
+ */
 bool crn_box_covers_add(crn_box_program *p, int32_t rows);
 
 #endif

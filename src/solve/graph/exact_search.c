@@ -3,7 +3,7 @@
  */
 #include "solve/graph/exact_search.h"
 
-/* Without a time limit: moves that are looked at times nodes, a dozen seconds. */
+/* Limit on moves times nodes of a search without a time limit: it takes about twelve seconds. */
 #define WORK_MAX ((int64_t)2500000000)
 enum { POLL_EVERY = 4096 };
 
@@ -126,7 +126,7 @@ static void drop_some(crn_exact_run *r, const move *m, int32_t i, int64_t over, 
     }
 }
 
-/* All that is there, but for what the node reads, and outputs. */
+/* The storages that may be dropped: all that are resident, except those that the node reads, and outputs. */
 static void find_candidates(crn_exact_run *r, int32_t node)
 {
     const crn_exact_graph *s = r->graph;

@@ -6,10 +6,10 @@
  *   ap-sqrt, ap-greedy           the same, candidates are the articulation points of the forward graph, those whose
  *                                removal disconnects it
  *   griewank-log                 Griewank & Walther 2000: binomial checkpoints among the articulation points, for the
- *                                best number of slots; what lies between is computed again on every sweep
+ *                                best number of slots; what lies between is recomputed on every sweep
  *
  * Model     A rule says which forward values stay. The others go after their last forward reader. When the backward
- *           needs one that is gone, it and what it lacks are computed again, as little as possible, and from then on
+ *           needs one that is gone, it and what it lacks are recomputed, as little as possible. From then on they
  *           stay until their last reader. Outputs and what must not run twice always stay.
  * Turn      Where the backward begins: backward_begins_at, else the node at which storing everything peaks.
  * Cost      O(T + E) for one set of kept values; the greedy ones try up to BOUNDS_MAX bounds, griewank-log up to

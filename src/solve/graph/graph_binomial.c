@@ -26,7 +26,7 @@ static int32_t split(int32_t n, int32_t c)
     return at < 1 ? 1 : at;
 }
 
-/* ---- what is there ---- */
+/* ---- resident storages ---- */
 
 static void enqueue(crn_binomial *b, int32_t s)
 {
@@ -36,7 +36,7 @@ static void enqueue(crn_binomial *b, int32_t s)
     crn_queue_push(&b->there, (crn_queue_entry){.bound = s});
 }
 
-/* What has been computed since the last time. */
+/* Queues the storages that were computed since the last call. */
 static void enqueue_new(crn_binomial *b)
 {
     const crn_sequence *sequence = &b->replan->sequence;
@@ -51,7 +51,7 @@ static int32_t dequeue(crn_binomial *b)
     return s;
 }
 
-/* Forgets what a sweep made between checkpoints, before the candidate that the backward's segment begins with. */
+/* Drops the storages before candidate `before`, except checkpoints: the backward's segment begins with `before`. */
 static void forget(crn_binomial *b, int32_t before)
 {
     enqueue_new(b);
@@ -69,7 +69,7 @@ static void add_checkpoint(crn_binomial *b, int32_t i)
     b->checkpoints[b->checkpoint_count++] = i;
 }
 
-/* Those after a candidate, which the backward has left: they are values like others. */
+/* Checkpoints after candidate i are checkpoints no longer: the backward has passed them. */
 static void release_after(crn_binomial *b, int32_t i)
 {
     while (b->checkpoint_count > 0 && b->checkpoints[b->checkpoint_count - 1] > i) {
@@ -136,7 +136,7 @@ static bool sweep(crn_binomial *b, int32_t from, int32_t to, int32_t slots)
     return true;
 }
 
-/* From the newest checkpoint before the segment. One at the segment itself takes no slot, as the backward is there. */
+/* Sweeps from the newest checkpoint before the segment. A checkpoint at the segment itself takes no slot. */
 static bool sweep_to(crn_binomial *b, int32_t segment, int32_t slots)
 {
     release_after(b, segment);

@@ -2,12 +2,12 @@
  * Binomial checkpoints among the candidates of a graph, after Griewank & Walther 2000: the sequences of griewank-log.
  *
  * The forward leaves checkpoints where revolve leaves them on a chain of as many equal steps. When the backward needs a
- * value that is gone, the candidates from the newest checkpoint before it are computed again in order, and leave
- * checkpoints where slots are free. Then all that lies before the backward's segment goes, but for checkpoints.
+ * value that is gone, the candidates from the newest checkpoint before it are recomputed in order. They leave
+ * checkpoints where slots are free. Then everything before the backward's segment is dropped, except checkpoints.
  *
- * Cost      O((events + E) log T) for one number of slots, with at most 16 events a node: what a sweep passes without
- *           computing it was computed earlier, and goes right after the sweep unless it is a checkpoint; a heap has what
- *           is there by index, so that what goes is not looked for.
+ * Cost      O((events + E) log T) for one number of slots, with at most 16 events a node. A sweep may pass a candidate
+ *           that is still resident. That candidate is dropped right after the sweep, unless it is a checkpoint. A heap
+ *           holds the resident storages by index, so no scan is needed to find those to drop.
  */
 #ifndef CRN_GRAPH_BINOMIAL_H
 #define CRN_GRAPH_BINOMIAL_H
@@ -23,7 +23,7 @@ typedef struct crn_binomial {
     int32_t candidate_count;
     int32_t checkpoints[CRN_BINOMIAL_SLOTS_MAX + 1], checkpoint_count; /* indices of candidates, ascending */
     bool *kept;                                                        /* of a storage: a checkpoint */
-    crn_queue there;                                                   /* storages that are there and may go */
+    crn_queue there;                                                   /* resident storages that may be dropped */
     bool *is_queued;                                                   /* of a storage: in that queue */
     int32_t seen_count;                                                /* events whose storages have been queued */
 } crn_binomial;

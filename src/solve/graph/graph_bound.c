@@ -9,13 +9,18 @@
 
 enum { GRID_WORK = 2000000, WINDOW_WORK = 40000000, FIRST_NODES = 24 };
 
-/* Cuts of windows without a time limit; with one, of twice as many as long as a quarter of its time lasts. */
+/*
+ * Windows begin and end at FIRST_CUTS nodes. With a time limit, the number is doubled while 1/MORE_PARTS of it lasts.
+ */
 enum { FIRST_CUTS = 24, MORE_PARTS = 4 };
 
-/* A quarter of a second for a hundred nodes; on more, where not all is found out in any case, less. */
+/*
+ * Work limit of the bounds of graph_suffix.h, to be divided by the number of nodes: a quarter of a second at a hundred
+ * nodes. Larger graphs get less, because branch and bound does not finish on them in any case.
+ */
 #define SUFFIX_WORK ((int64_t)25000000000)
 
-/* Flows of larger costs would pass 2^63: years, about which nothing is said. */
+/* Flows of larger costs would pass 2^63. A graph whose costs sum to more (4.5 years) gets that sum as its bound. */
 #define COSTS_MAX (INT64_C(1) << 57)
 
 /* Nodes to each one that is looked at, so that all cuts together stay within the work limit. */
@@ -75,7 +80,7 @@ static void look_from(crn_graph_bounder *b, peak *p, int32_t t)
     p->best = crn_max(p->best, found);
 }
 
-/* Closer and closer to the best. */
+/* Looks at nodes around the best one, at half the distance each time. */
 static void look_around(crn_graph_bounder *b, peak *p, int32_t stride)
 {
     for (stride /= 2; stride > 0 && p->best > 0 && !has_ended(b, p); stride /= 2)
@@ -84,9 +89,9 @@ static void look_around(crn_graph_bounder *b, peak *p, int32_t stride)
 }
 
 /*
- * The largest value of a function of the node: of those that take most among so many neighbours, first few of them, and
- * around the best of these; then of more and more. Every value is a valid bound, so a maximum that is missed only weakens
- * it, and so does being stopped.
+ * The largest value of a function of the node. The nodes are divided into runs. Of each run, the node that takes most
+ * memory is tried, then nodes around the best one; then the runs are halved. Every value is a valid bound: a maximum
+ * that is missed, or a search that is stopped, only weakens it.
  */
 static int64_t largest(crn_graph_bounder *b, int64_t (*value)(crn_graph_bounder *, int32_t))
 {
@@ -255,7 +260,8 @@ static cairn_status find_makespan(const crn_task *task, int64_t budget_bytes, in
 }
 
 /*
- * A budget that nothing fits leaves the bound as it is. What the windows say holds where there is no memory for suffixes.
+ * A budget that no schedule fits leaves the bound as it is. Where memory fails for the suffixes, the windows' bound
+ * holds.
  */
 static cairn_status raise_makespan(const crn_task *task, void **kept, int64_t budget_bytes, int64_t *bound_ns,
                                    cairn_error *error)

@@ -2,14 +2,14 @@
  * Lower bounds on the makespan of every schedule of a graph within a budget, and on the memory that any of them needs.
  *
  * Look at the moment just before node t is computed for the first time, and at a window that ends just before node e
- * is. Whatever nodes t .. e-1 read of nodes before t is, at that moment, either resident, and what is resident fits what
- * the budget leaves beside node t; or it is computed again inside the window, after what it reads, of which the same
- * holds. Price residency at lambda per byte. Then
+ * is. Nodes t .. e-1 read values of nodes before t. Each of these is resident at that moment, or it is recomputed
+ * inside the window. What is resident fits what the budget leaves beside node t. What is recomputed comes after what it
+ * reads, of which the same holds. Price residency at lambda per byte. Then
  *
- *     min over closed sets of  lambda * bytes(kept) + cost(computed again)   -   lambda * bytes(left)
+ *     min over closed sets of  lambda * bytes(kept) + cost(recomputed)   -   lambda * bytes(left)
  *
  * is at most the time that the window spends on recomputation, for every lambda >= 0: it is a Lagrangian relaxation. The
- * minimum is a closure problem with two yes-or-no questions for each storage (needed? computed again?), that is, one minimum cut.
+ * minimum is a closure problem with two yes-or-no questions for each storage (needed? recomputed?), so one minimum cut.
  * It is concave in lambda; a few cuts find its maximum. Windows that do not overlap add up.
  *
  * Capacities are integers, rounded so that the bound stays one; docs/explanation/solvers/graph-bound.md has the proof.

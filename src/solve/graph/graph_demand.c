@@ -1,9 +1,9 @@
 /*
- * A lower bound on the memory of a graph's schedules, from what must be there at the same time.
+ * A lower bound on the memory of a graph's schedules, from what must be resident at the same time.
  *
  * Problem   Least memory of all schedules without transfers, whatever their time: a bound from below.
  * Idea      Let the storages S all be resident at one moment, and let d be the one that was computed last. When d was
- *           computed, the others of S were there already, and so was what d reads. So the peak is at least
+ *           computed, the others of S were resident, and so was what d reads. So the peak is at least
  *
  *               f(S) = min over d in S of max( memory(S + reads(d)) + workspace(d),  f(S - d + reads(d)) ),
  *
@@ -14,7 +14,7 @@
  * Search    f is a bottleneck path, found by Dijkstra's algorithm over sets, the one with the least peak so far first,
  *           fewest bytes first among equals. Where it stops early, after STATES_MAX sets or at one storage, the least
  *           peak so far is still a bound. So is it where a set forgets storages: those above WIDTH, the smallest ones.
- * Why       Unlike a node's own needs, it sees that a gradient has to wait while what it meets is computed again.
+ * Why       Unlike a node's own needs, it sees that a gradient has to wait while what it meets is recomputed.
  * Cost      At most TARGETS_MAX nodes, those whose own needs are largest, STATES_MAX sets each: O(T + E) memory.
  */
 #include <stdlib.h>
@@ -129,8 +129,9 @@ static bool part_at(const demand *d, int32_t v, const storage_set *set, int32_t 
 }
 
 /*
- * Node v is computed while the storages of a set other than v are there. Writes the set that must be there before, and
- * returns the memory that this takes. What cannot be gone once the newest of them is there is added as a whole.
+ * Node v is computed while the storages of a set other than v are resident. Writes the set that must be resident
+ * before, and returns the memory that this takes. Once the newest of them exists, some storages cannot be dropped:
+ * their bytes are added as one sum.
  */
 static int64_t compute_beside(demand *d, int32_t v, const storage_set *set, storage_set *before)
 {

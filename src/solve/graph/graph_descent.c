@@ -1,6 +1,8 @@
 #include "solve/graph/graph_descent.h"
 
-/* A walk takes some ten nanoseconds for each of its events and each node: all together about a second. */
+/*
+ * Limit on events times nodes of all walks of a descent. One such product takes some ten nanoseconds: about a second.
+ */
 #define WORK_MAX ((int64_t)100000000)
 enum { COARSE_PARTS = 16 };
 

@@ -1,18 +1,19 @@
 /*
  * graph-exact: the optimum over all schedules of a small graph under a byte budget, or how near it the answer is.
  *
- * Problem   As graph-search's: nodes in a fixed order of first computation, each may be computed again.
- * State     How many nodes have been computed, and which handles are there. A storage is dropped with all its handles:
- *           while one of them is there the others cost nothing.
- * Moves     Compute the next node, or an earlier one that is gone and may still serve, where what it reads is there.
- *           What does not fit beside it is dropped just before: no sooner, for what is held can be dropped later; and
- *           nothing that could have stayed. What can no longer serve is dropped at once.
- * Search    A*: by the time spent on recomputation and a lower bound on what is still to be spent, that of
- *           graph_suffix.h for the handles that are there. States that cannot beat graph-search's answer are not kept.
- * Bound     Where it ends without having looked at all, for want of work, time or memory, the least bound of a state
- *           that is left; the answer is graph-search's then.
+ * Problem   As graph-search's: nodes in a fixed order of first computation, each may be recomputed.
+ * State     How many nodes have been computed, and which handles are resident. A storage is dropped with all its
+ *           handles: while one of them is resident the others cost nothing.
+ * Moves     Compute the next node, or recompute an earlier one that may still serve. What the node reads must be
+ *           resident. Storages that do not fit beside the node are dropped just before it. An earlier drop is not
+ *           tried, because whatever is held can be dropped later. Nothing is dropped that would have fitted. A storage
+ *           that can no longer serve is dropped at once.
+ * Search    A*: by the time spent on recomputation plus a lower bound on what is still to be spent, that of
+ *           graph_suffix.h for the resident handles. States that cannot beat graph-search's answer are not kept.
+ * Bound     The search may end early, for want of work, time or memory. Then the bound is the least bound of a state
+ *           that is left, and the answer is graph-search's.
  * Optimal   Over all schedules, when it ends.
- * Least     Without costs: is there any schedule with a smaller peak? From graph-search's least memory down.
+ * Least     Without costs: does any schedule have a smaller peak? From graph-search's least memory down.
  * Cost      Exponential in what fits: the tighter the budget the fewer sets. 10^4 to 10^6 states at 49 nodes; a state
  *           takes some microseconds and 100 bytes. Their number is limited.
  * Source    Hart, Nilsson, Raphael 1968 for the search.

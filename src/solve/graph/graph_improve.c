@@ -199,8 +199,8 @@ static int32_t instance_before(const crn_improver *im, int32_t s, int32_t q)
 }
 
 /*
- * What must be computed just before event q to have storage s there, in order: its root, and those ancestors that are
- * gone by then and cannot stay in memory until then. Returns their number, 0 when it must not be done.
+ * What must be computed just before event q to make storage s resident, in order: its root, and those ancestors that
+ * are gone by then and cannot stay in memory until then. Returns their number, 0 when it must not be done.
  */
 static int32_t closure(crn_improver *im, int32_t s, int32_t q, int32_t list[CLOSURE_MAX], int64_t *cost)
 {
@@ -413,7 +413,7 @@ static void ruin(crn_improver *im)
             remove_event(s, e);
 }
 
-/* Computes a random value again just before one of its readers. */
+/* Recomputes a random value just before one of its readers. */
 static void kick(crn_improver *im)
 {
     const crn_graph_model *model = im->model;
@@ -456,7 +456,7 @@ bool crn_improver_begin(crn_improver *im, const crn_sequence *start, int64_t bud
     take_current(im);
     im->is_at_current = false;
     fill(im);
-    if (im->eval.peak <= budget_bytes) /* aliases that are computed again with another instance may need more */
+    if (im->eval.peak <= budget_bytes) /* aliases that are recomputed with another instance may need more */
         take_current(im);
     return true;
 }

@@ -1,8 +1,8 @@
 /*
  * Improving a sequence: remove some recomputations, repair what no longer fits, fill what became free.
  *
- *   repair   while an event does not fit, take an instance that waits across it for its next reader, and compute it
- *            again just before that reader instead: the one with the least added cost for the memory that it frees
+ *   repair   while an event does not fit, take an instance that waits across it for its next reader, and recompute it
+ *            just before that reader instead: the one with the least added cost for the memory that it frees
  *   fill     remove recomputations whose instance can stay in memory instead, the most expensive first
  *   ruin     remove the recomputations in a random window, or insert a random one
  *

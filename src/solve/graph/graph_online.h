@@ -1,5 +1,5 @@
 /*
- * What graph-online's walks leave to others: the schedule with the least peak that they found.
+ * What other solvers take from graph-online: the schedule with the least peak among its walks.
  */
 #ifndef CRN_GRAPH_ONLINE_H
 #define CRN_GRAPH_ONLINE_H

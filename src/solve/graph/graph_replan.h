@@ -1,7 +1,8 @@
 /*
- * From a set of forward values that stay to a sequence: the forward runs once; what does not stay goes after its last
- * forward reader; when the backward needs something that is gone, it and what it lacks are computed again, as little as
- * possible, and stay from then on until their last reader. Outputs and what must not run twice always stay.
+ * A sequence from the set of forward values that stay. The forward runs once. A value that does not stay is dropped
+ * after its last forward reader. When the backward needs a value that is gone, this value and what it lacks are
+ * recomputed, as little as possible. From then on they stay until their last reader. Outputs and what must not run
+ * twice always stay.
  */
 #ifndef CRN_GRAPH_REPLAN_H
 #define CRN_GRAPH_REPLAN_H

@@ -1,7 +1,7 @@
 /*
  * graph-search: schedules of any training graph under a byte budget, near-optimal in seconds.
  *
- * Problem   Nodes in a fixed order of first computation; each may be computed again. Least total time within the budget.
+ * Problem   Nodes in a fixed order of first computation; each may be recomputed. Least total time within the budget.
  * Space     A schedule is a sequence of computations; where drops stand follows (graph_sequence.h). Every sequence is
  *           valid but for its peak, and is judged in one pass.
  * Start     Walks with future-aware eviction under fifteen rules (graph_walk.h).

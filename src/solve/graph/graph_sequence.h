@@ -6,7 +6,7 @@
  * the nodes' costs, its memory follows from who reads what last. So the search space is sequences, every sequence is
  * valid but for its peak, and judging one takes one pass, O(events + reads).
  *
- * Aliases computed again are not written down: reading an alias that the storage's newest instance does not have yet
+ * Recomputed aliases are not written down: reading an alias that the storage's newest instance does not have yet
  * computes it on the spot. Every other recomputation is that of a storage's root, and begins a new *instance*.
  */
 #ifndef CRN_GRAPH_SEQUENCE_H

@@ -4,7 +4,7 @@
 
 #include "solve/graph/suffix_branch.h"
 
-/* Larger graphs are left to graph_bound.h alone: a step of branch and bound would be dear. */
+/* Larger graphs are left to graph_bound.h alone: a step of branch and bound would be expensive. */
 enum { NODES_MAX = 2048 };
 
 enum { SHARES = 4 };
@@ -56,7 +56,7 @@ static bool order_new(const crn_graph_model *model, crn_arena *arena, use_order 
     return true;
 }
 
-/* Lists the uses at moment t, behind those of the moments after it where all are kept. */
+/* Lists the uses at moment t. Where the uses of all moments are kept, they follow those of moment t + 1. */
 static void list_uses(crn_graph_suffix *s, const use_order *order, int32_t t)
 {
     int32_t n = s->model->node_count, at = s->is_listed && t < n ? s->use_end[t + 1] : 0;
@@ -68,7 +68,7 @@ static void list_uses(crn_graph_suffix *s, const use_order *order, int32_t t)
 
 /* ---- given what is held ---- */
 
-/* Adds v, and all that it needs, to what is computed again: the cost of that, or INT64_MAX where it cannot be. */
+/* Adds v, and all that it needs, to what is recomputed. Returns the cost, or INT64_MAX where that is impossible. */
 static int64_t compute_again(const crn_graph_suffix *s, const uint64_t *held, int32_t v)
 {
     const crn_graph_model *model = s->model;
@@ -117,7 +117,7 @@ int64_t crn_graph_suffix_rest(const crn_graph_suffix *suffix, int32_t t, const u
 
 /* ---- all nodes ---- */
 
-/* What the windows that begin with w say, with what is after them. */
+/* The largest bound of a window that begins with w, plus the bound from the window's end on. */
 static int64_t after_by_windows(const crn_graph_suffix *s, const crn_graph_windows *windows, int32_t w)
 {
     int64_t spent = 0;

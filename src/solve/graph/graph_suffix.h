@@ -1,12 +1,12 @@
 /*
  * How much recomputation no schedule within a budget can avoid after a moment, whatever it holds then.
  *
- * Let after(w) be the least time that any schedule spends on computing again what ran before, counted from the first
- * computation of node w on. Right after that computation some handles P of nodes up to w are there.
+ * Let after(w) be the least time that any schedule spends on recomputation, counted from the first computation of
+ * node w on. Right after that computation some handles P of nodes up to w are resident.
  *
- *   Given P.  By the first computation of a node x > w, whatever nodes w+1 .. x read of the nodes up to w was in P or has
- *   been computed again, after what it reads, of which the same holds. Let N(P, x) be these. Each ran at least once
- *   before x did first, and from then on at least after(x) is spent:
+ *   Given P.  Take the first computation of a node x > w. Nodes w+1 .. x have read values of the nodes up to w. Each of
+ *   these was in P, or has been recomputed, after what it reads, of which the same holds. Let N(P, x) be the recomputed
+ *   ones. Each was recomputed at least once before x, and from then on at least after(x) is spent:
  *
  *       rest(P)  =  max over x > w of  cost(N(P, x)) + after(x)
  *
@@ -14,11 +14,12 @@
  *
  *       after(w)  =  min of rest(P + w) over the sets P of storages that fit beside w and contain those
  *
- * from the last node down to the first. Unlike the relaxation of graph_bound.h nothing is held in fractions, and what is
- * computed again more than once is counted as often. The minimum is found by branch and bound over storages, those that
- * are dear for their bytes first; what does not fit must be dropped, for at least the fractional knapsack of their costs.
- * It answers "is there less than this?" for a rising this, so that the limit on work leaves what was answered. The windows
- * of graph_bound.h hold as well, with what is after them.
+ * from the last node down to the first. Unlike the relaxation of graph_bound.h nothing is held in fractions, and a
+ * second recomputation of a value counts too. Branch and bound over storages finds the minimum. It begins with the
+ * storages that are most expensive for their bytes. What does not fit must be dropped; that costs at least the
+ * fractional knapsack of the costs. The search asks whether the minimum is below a number, and raises the number step
+ * by step. When the limit on work ends it, the last number that was answered is a bound. The windows of graph_bound.h
+ * hold as well, plus after(e) of the node e at which they end.
  *
  * after(0) bounds all schedules. The states of an exact search, which know what is held, use rest().
  *

@@ -2,7 +2,8 @@
 
 #include <string.h>
 
-enum { PIECES_MAX = 128, TRIES = 12 }; /* most pieces are at most three quarters of the one before */
+/* At most so many pieces wait at a time. Most are at most three quarters of the one before, so long rows fit. */
+enum { PIECES_MAX = 128, TRIES = 12 };
 
 /* Forward nodes after begin, up to end. */
 typedef struct piece {
@@ -12,12 +13,12 @@ typedef struct piece {
 struct crn_sweep {
     const crn_graph_model *model;
     int32_t turn;
-    int64_t *whole_bytes; /* of forward storages that forward nodes behind v read */
+    int64_t *whole_bytes; /* of forward storages that forward nodes after v read */
     int64_t *piece_bytes; /* the same within the piece at hand; scratch */
     int64_t *live_bytes;  /* the one of them by which cuts are chosen */
     bool *again;          /* of a forward node: backward nodes need it, directly or not, and it may run again */
     int32_t *front;       /* of a backward node: the last forward storage that it or a later one reads, -1 = none */
-    piece waiting[PIECES_MAX + 1]; /* pieces whose cut is alive; then the one whose values are there */
+    piece waiting[PIECES_MAX + 1]; /* pieces whose cut is kept; then the one that is resident */
     int32_t waiting_count;
     int64_t lower_bytes;
     int tries;
@@ -64,9 +65,9 @@ static int32_t last_use_until(const crn_sweep *w, int32_t s, int32_t end)
 }
 
 /*
- * Of the storages of a piece only, as its nodes read them: those before it that are read behind a cut in it are alive
- * already, and nodes behind the piece are not computed again. Differences first, then their sums. What stays anyway does
- * not count.
+ * The bytes that cross each cut of a piece. Only storages of the piece that its nodes read count: storages before the
+ * piece are resident already, and nodes after the piece are not recomputed. Storages that always stay do not count.
+ * Differences are computed first, then their sums.
  */
 static void find_live(crn_sweep *w, piece p)
 {
@@ -112,7 +113,9 @@ static bool put(crn_sequence *sequence, int32_t v)
     return true;
 }
 
-/* Where few bytes cross, in the middle half of a piece of two nodes at least; the nearest to the middle of equals. */
+/*
+ * The cut in the middle half that the fewest bytes cross; of equal ones the nearest to the middle. At least two nodes.
+ */
 static int32_t best_cut(const crn_sweep *w, piece p)
 {
     int32_t count = p.end - p.begin, best = p.begin + count / 2;
@@ -140,8 +143,9 @@ static int32_t distant_cut(const crn_sweep *w, piece p, int64_t cut_bytes)
 }
 
 /*
- * Halves what has just been swept towards its end; the pieces before each cut wait. Without a cut of few bytes the last
- * node is a piece of its own, and those before it are swept again from the same cut as it was.
+ * Halves the piece that has just been computed, towards its end. The pieces before each cut wait. Where no cut has few
+ * bytes, the last node is a piece of its own; the nodes before it are recomputed from the cut at which the piece
+ * begins.
  */
 static void halve(crn_sweep *w, piece p, int64_t cut_bytes)
 {
@@ -154,10 +158,10 @@ static void halve(crn_sweep *w, piece p, int64_t cut_bytes)
         w->waiting[w->waiting_count++] = (piece){p.begin, cut};
         p.begin = cut;
     }
-    w->waiting[w->waiting_count] = p; /* whose values are there */
+    w->waiting[w->waiting_count] = p; /* this one is resident */
 }
 
-/* Computes again what the next backward nodes read, unless it is in the piece that is there. */
+/* Recomputes what the next backward nodes read, unless it is in the resident piece. */
 static bool bring_back(crn_sweep *w, int32_t front, int64_t cut_bytes, crn_sequence *sequence)
 {
     if (front > w->waiting[w->waiting_count].begin)

@@ -1,16 +1,18 @@
 /*
- * Schedules of little memory for training graphs: forwards swept again from cuts that few bytes cross.
+ * Schedules of little memory for training graphs: the forward is recomputed from cuts that few bytes cross.
  *
- * The forward nodes, those before the turn, lie in a row. At a cut between two of them live the storages that forward nodes
- * behind it read; whoever has them can compute what lies behind. The backward nodes need forward values mostly from the
- * end of the row to its beginning. So the row is halved again and again towards its end, at cuts near the middle with
- * the fewest bytes, down to pieces of few bytes; the backward nodes of the last piece come next; then the piece before is
- * computed from its cut, halved in the same way, and so on. Log T cuts are alive at a time. Every forward node is computed
- * some (log T) / 2 times more. This is the bisection of reverse accumulation (Griewank 1992) on a graph.
+ * The forward nodes, those before the turn, lie in a row. A cut lies between two of them. The storages before the
+ * cut that forward nodes after it read stay resident: from these, everything after the cut can be recomputed. The
+ * backward nodes need forward values mostly from the end of the row to its beginning. So the row is halved repeatedly
+ * towards its end, at the cuts near the middle that the fewest bytes cross, down to pieces of few bytes. The backward
+ * nodes of the last piece come next. Then the piece before it is recomputed from its cut, halved in the same way, and
+ * so on. Log T cuts are kept at a time. Every forward node is recomputed some (log T) / 2 times. This is the bisection
+ * of reverse accumulation (Griewank 1992) on a graph.
  *
- * Two ways of choosing cuts are tried. By the piece, a cut counts the storages of its piece that the piece reads behind it:
- * others are alive anyway, or their readers are done with; and where no cut near the middle is cheap, one elsewhere may be,
- * before or after a skip. By the whole, it counts all that forward nodes behind it read.
+ * The bytes of a cut are counted in two ways, and both are tried. Counted within a piece, they are those of the piece's
+ * storages that nodes of the piece after the cut read. Other storages are resident anyway, or have no reader left.
+ * Where no cut near the middle is small, one farther away may be, before or after a skip. Counted over the whole
+ * forward, they are those of all storages before the cut that forward nodes after it read.
  *
  * Any sequence is a schedule (graph_sequence.h), whatever the graph looks like: where it is not a training step, the peak
  * is merely no good. Storages that run once or are kept stay from their first computation on.

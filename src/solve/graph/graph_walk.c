@@ -22,10 +22,10 @@ struct crn_walk {
     int32_t *slot;      /* of a storage: where it stands in residents, -1 = not resident */
     int32_t *residents; /* storages; on large graphs a heap by their prices when they were last looked at */
     int32_t resident_count;
-    int32_t refreshed; /* slot of the heap that was last priced again in turn */
+    int32_t refreshed; /* slot of the heap whose price was last updated in turn */
     bool is_heap;
     double *priced; /* of a storage */
-    int32_t *aside; /* scratch: storages taken off the heap, for they are locked or dearer than they were */
+    int32_t *aside; /* scratch: storages taken off the heap: they are locked, or their price has risen */
     /* scratch */
     int32_t *stack, *cursor; /* nodes to be computed, and how far their dependencies were looked at */
     int32_t *visit, *mark;   /* search for missing ancestors */
@@ -271,7 +271,7 @@ static int32_t scan_for_cheapest(crn_walk *w)
     return chosen;
 }
 
-/* Prices again a few residents, others each time, so that no price is old for long. */
+/* Updates the prices of a few residents, others each time, so that no price is old for long. */
 static void refresh(crn_walk *w)
 {
     for (int32_t i = 0; i < REFRESHED && w->resident_count > 0; i++) {
@@ -283,9 +283,9 @@ static void refresh(crn_walk *w)
 }
 
 /*
- * The same from the heap, nearly: most prices rise, as the next use comes nearer and ancestors go, so one that is no
- * higher than it was is the least. What became dearer is put back with its new price; after LOOKS_MAX the cheapest of
- * them does.
+ * The same from the heap, nearly. Most prices rise, as the next use comes nearer and ancestors are evicted. So a price
+ * that is no higher than it was is taken for the least. A storage whose price rose is put back with its new price.
+ * After LOOKS_MAX of these, the cheapest of them is taken.
  */
 static int32_t take_cheapest(crn_walk *w)
 {
@@ -371,7 +371,7 @@ static bool compute(crn_walk *w, int32_t v)
     w->handle[v] = true;
     w->next[v] = w->first[s];
     w->first[s] = v;
-    if (s == v || v == w->now) { /* aliases computed again are implied by who reads them */
+    if (s == v || v == w->now) { /* recomputed aliases are implied by who reads them */
         if (w->sequence->count == w->sequence->capacity)
             return false;
         w->sequence->node[w->sequence->count++] = v;
@@ -388,8 +388,8 @@ static bool has_deps(const crn_walk *w, int32_t v)
 }
 
 /*
- * Computes v after everything that it lacks. Dependencies that are there are locked as soon as v is asked for; one that
- * was unlocked meanwhile is brought back.
+ * Computes v after everything that it lacks. Resident dependencies are locked as soon as v is asked for. One that was
+ * unlocked meanwhile is brought back.
  */
 static bool require(crn_walk *w, int32_t v)
 {

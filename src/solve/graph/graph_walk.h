@@ -30,8 +30,9 @@ typedef struct crn_walk crn_walk;
 cairn_status crn_walk_new(const crn_graph_model *model, crn_walk **walk, cairn_error *error);
 void crn_walk_free(crn_walk *walk);
 /**
- * Walks under a budget and writes the sequence. False when it gets stuck: a node and what it reads do not fit, or what
- * would have to be computed again must not be, or the sequence would pass its capacity; and when the task stops.
+ * Walks under a budget and writes the sequence. False when it gets stuck: a node and what it reads do not fit, or a
+ * value would have to be recomputed that must not be, or the sequence would pass its capacity. False also when the task
+ * stops.
  */
 bool crn_walk_run(crn_walk *walk, const crn_task *task, int64_t budget_bytes, const crn_walk_rule *rule,
                   crn_sequence *sequence);

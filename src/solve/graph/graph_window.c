@@ -75,7 +75,7 @@ static int32_t look_at(crn_graph_bounder *b, int32_t s, bool needed)
     return b->place[s];
 }
 
-/* The window reads alias a: computed again with its storage, and so are the aliases below it. */
+/* The window reads alias a. It is recomputed with its storage, and so are the aliases below it. */
 static void look_at_alias(crn_graph_bounder *b, int32_t a)
 {
     const crn_graph_model *model = b->model;
@@ -116,7 +116,7 @@ static void read_by(crn_graph_bounder *b, int32_t v)
             look_at(b, model->root[model->dep[i]], false);
 }
 
-/* Everything that computing again may need, transitively. */
+/* Everything that recomputations may need, transitively. */
 static void look_at_ancestors(crn_graph_bounder *b)
 {
     for (int32_t k = 0; k < b->count; k++) {
@@ -163,11 +163,11 @@ static int64_t cost_again(const crn_graph_bounder *b, int32_t k)
 }
 
 typedef struct cut {
-    int64_t scaled;     /* its value: lambda * bytes(kept) + cost(computed again), scaled and rounded down */
+    int64_t scaled;     /* its value: lambda * bytes(kept) + cost(recomputed), scaled and rounded down */
     double cost, bytes; /* the line that it stands for */
 } cut;
 
-#define PRICE_BYTES_ALONE (-1.0) /* rents are bytes, and computing again is free: the least bytes that must be kept */
+#define PRICE_BYTES_ALONE (-1.0) /* rents are bytes, and recomputation is free: the least bytes that must be kept */
 
 static int64_t rent_of(const crn_graph_bounder *b, int32_t k, double price)
 {
@@ -179,7 +179,7 @@ static int64_t rent_of(const crn_graph_bounder *b, int32_t k, double price)
     return rent < (double)dear ? (int64_t)rent : dear;
 }
 
-/* Node 2k: storage k is needed; node 2k + 1: it is computed again. True is the source's side. */
+/* Node 2k: storage k is needed; node 2k + 1: it is recomputed. True is the source's side. */
 static cut cut_at_price(crn_graph_bounder *b, double price)
 {
     int32_t source = 2 * b->count, sink = source + 1;

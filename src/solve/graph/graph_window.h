@@ -29,10 +29,10 @@ struct crn_graph_bounder {
     double price; /* the last one that was best: a good first guess for the next window */
 };
 
-/** The least bytes that must be there while node t is computed for the first time. */
+/** The least bytes that must be resident while node t is computed for the first time. */
 int64_t crn_graph_bound_moment(crn_graph_bounder *b, int32_t t);
 
-/** Of count nodes from t on the one that takes most memory beside what later nodes read: there least is left to these. */
+/** Of count nodes from t on, the one that takes most memory beside what later nodes read: it leaves them least. */
 int32_t crn_graph_largest_taker(const crn_graph_model *model, int32_t t, int32_t count);
 
 #endif

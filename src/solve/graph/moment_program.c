@@ -2,13 +2,13 @@
 
 #include <string.h>
 
-/* Instead of a column: nothing of the kind, or there in any case. */
+/* In place of the column of a storage. NONE: it has no such variable. HELD: it is resident in any case. */
 enum { NONE = -1, HELD = -2 };
 
 /* What rows and columns are named after, beside moments and storages: see box_program.h. */
 typedef enum kind { IS_HELD = 1, IS_AGAIN, IS_SUM, IS_THERE, IS_IN_SIZES } kind;
 
-/* Prices below that share of all costs are as good as none. */
+/* A price below this share of the sum of all costs counts as none. */
 #define PRICE_LEAST 1e-6
 
 enum { SPANS_NODES_MAX = 768 };
@@ -49,7 +49,9 @@ static void add_member(crn_moment_program *p, moment *at, int32_t s)
     p->members[at->member_count++] = s;
 }
 
-/* What nodes from the moment on read of before, after what that reads, and so on. */
+/*
+ * Members: the storages from before the moment that later nodes read, those that serve to recompute these, and so on.
+ */
 static void find_members(crn_moment_program *p, moment *at)
 {
     const crn_graph_model *model = p->model;
@@ -124,7 +126,7 @@ static void entry(crn_moment_program *p, int32_t column, int sign)
         crn_box_entry(&p->box, column, sign);
 }
 
-/* Columns of storages that are computed again in a window, from the moment to `end`. */
+/* Columns of storages that are recomputed in a window, from the moment to `end`. */
 typedef struct window {
     const int32_t *again;
     int32_t end;
@@ -157,7 +159,7 @@ static void reads_of(crn_moment_program *p, const moment *at, const window *w)
     }
 }
 
-/* Aliases that the window reads are computed again where their storage is not held. */
+/* Aliases that the window reads are recomputed where their storage is not held. */
 static void aliases_until(crn_moment_program *p, const moment *at, int32_t end)
 {
     const crn_graph_model *model = p->model;
@@ -174,7 +176,7 @@ static void aliases_until(crn_moment_program *p, const moment *at, int32_t end)
     }
 }
 
-/* Who is computed again needs what it reads; what the window reads is there anyway. */
+/* A recomputed storage needs what it reads. What the window reads has its rows already. */
 static void closure(crn_moment_program *p, const moment *at, const window *w)
 {
     const crn_graph_model *model = p->model;
@@ -188,7 +190,7 @@ static void closure(crn_moment_program *p, const moment *at, const window *w)
     }
 }
 
-/* What the next moment of a window holds stayed there, or was computed again. */
+/* What the next moment holds was held at this one, or was recomputed in the window. */
 static void holds_at(crn_moment_program *p, const moment *at, const window *w, int next)
 {
     for (int32_t k = 0; next < at->count && k < at->member_count; k++) {

@@ -5,8 +5,8 @@
  * next one, the last to the end. For storages s of nodes before t_i that are read from then on, or serve to compute such a one:
  *
  *     held(s, i)     it is resident at moment i; what is held fits beside t_i
- *     again(s, i)    it is computed again in window i, which costs its time
- *     later(s, i)    it is computed again after moment i; and the same for some windows from moment i on together
+ *     again(s, i)    it is recomputed in window i, which costs its time
+ *     later(s, i)    it is recomputed after moment i; and the same for some windows from moment i on together
  *
  *     held(s, i) + again(s, i) >= 1           where window i reads s
  *     again(s, i) <= held(d, i) + again(d, i) for all d that s reads

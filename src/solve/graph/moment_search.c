@@ -5,8 +5,8 @@
 #include "solve/graph/graph_bound.h"
 
 /*
- * Entries that programs look at without a time limit: some tenths of a second; on small graphs, of which more is known
- * already, less, and on large ones, where they seldom help, none.
+ * Work limit without a time limit, in entries that programs look at: some tenths of a second. Small graphs get less,
+ * because more is known of them already. Large graphs get none, because programs seldom help there.
  */
 #define WORK_MAX ((int64_t)100000000)
 
@@ -31,7 +31,7 @@ enum {
 };
 enum { WORTH_PART = 2000, FIRST_SHARE = 16, NEIGHBOURS = 6, CHANGES = 3, IDLE_MAX = 128 };
 
-/* Where programs stay below that share of what is known, they are too large to be solved well. */
+/* Programs that stay below this share of the known bound are too large to be solved well. */
 static const double near = 0.95;
 
 typedef struct moment_set {

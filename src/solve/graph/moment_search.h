@@ -1,10 +1,10 @@
 /*
- * The moments of a moment program: which of them say most.
+ * The moments of a moment program: a search for the set of up to CRN_MOMENTS_MAX moments that gives the largest bound.
  *
- * It begins with the moments of the best windows, and with those at which most memory is taken in even parts of the graph;
- * the better set gets a moment in every gap, then single moments are added, moved and left out, as long as that raises the
- * bound. Every program starts from the prices of the best so far (box_memory.c), so one that has a moment more
- * begins with a bound that is no lower, where windows are looked at together.
+ * The search starts from two sets: the moments of the best windows, and those at which most memory is taken in even
+ * parts of the graph. The better set gets one more moment in every gap. Then single moments are added, moved and left
+ * out, as long as that raises the bound. Every program starts from the prices of the best one so far (box_memory.c).
+ * So, where windows are taken together, a program with one more moment starts from a bound that is no lower.
  */
 #ifndef CRN_MOMENT_SEARCH_H
 #define CRN_MOMENT_SEARCH_H

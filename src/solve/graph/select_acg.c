@@ -25,12 +25,12 @@
  *           A position is narrow when its frontier is one storage: there the graph is in series, and what lies between
  *           two of them falls into branches, which are parts themselves. A part of no more than s bytes needs nothing.
  *           Frontiers of several storages are a third way, for sets that are neither in series nor parallel.
- *           Behind the last storage of a part a neighbour of no bytes is assumed, so that there is a position whose
+ *           After the last storage of a part a neighbour of no bytes is assumed, so that there is a position whose
  *           frontier is that storage: where branches meet at the very end, it is the one to be a checkpoint.
  * Bounds    From above: the sum of checkpoints does not increase with s, so when the largest segment found under s has
  *           s' bytes, s' - 1 comes next, until the checkpoints alone reach the best answer. With more than PAIRS_EXACT
  *           pairs of positions each step is at least 1/STEPS of s, and the answer may be that much larger.
- * Schedule  The checkpoints stay; what the backward lacks is computed again as little as possible (graph_replan.h).
+ * Schedule  The checkpoints stay; what the backward lacks is recomputed as little as possible (graph_replan.h).
  * Cost      O(P E + S P^2) for P positions, at most POSITIONS_MAX in a part, and S bounds; O(P^2 + E) memory.
  * Optimal   In eq. 6 over sets made of frontiers, branch by branch. Over all sets the problem is NP-hard (weighted vertex
  *           integrity).
@@ -80,7 +80,7 @@ static void keep_fixed(crn_acg *a)
 
 /* ---- the session ---- */
 
-/* The simulator's peak: what a pass over the sequence finds may be more, where aliases are computed again. */
+/* The simulator's peak: what a pass over the sequence finds may be more, where aliases are recomputed. */
 static cairn_status measure(const crn_task *task, crn_acg *a, cairn_error *error)
 {
     cairn_builder *builder;

@@ -40,8 +40,9 @@ static int64_t knapsack(crn_branching *b, int32_t until)
 }
 
 /*
- * What holds for all ways to decide what is open: for any x, what is computed again before x because it is dropped
- * already, what must be dropped for the bytes and is read before x, and what is spent after x.
+ * A bound for all ways to decide the open items. For any x it is the sum of three costs: recomputations before x of
+ * what is dropped already, of what must still be dropped for the bytes and is read before x, and all recomputations
+ * after x.
  */
 static int64_t bound_of(crn_branching *b)
 {
@@ -107,8 +108,8 @@ static bool should_end(crn_branching *b)
 }
 
 /*
- * Is there anything below b->best? Decides items in their order, held first; the bound changes when something is
- * dropped. False where it was not found out; else b->best is the least there is, if that is less.
+ * Lowers b->best to the minimum, if that is less. Decides the items in their order, held first. The bound changes only
+ * when an item is dropped. False: the work ended before the answer was known.
  */
 static bool branch(crn_branching *b)
 {
@@ -139,8 +140,8 @@ static bool branch(crn_branching *b)
 }
 
 /*
- * The least of all: is it below the bound and a little, and more, and twice that? A question that has no for an answer
- * takes a fraction of what finding the least would, and what was answered holds when the work ends.
+ * The minimum. Asks whether it is below the bound plus a step. After each no, that sum is the new bound, and the step
+ * is doubled. A no takes a fraction of the time that finding the minimum would, and it holds when the work ends.
  */
 static int64_t find_least(crn_branching *b, int64_t bound)
 {
@@ -164,7 +165,7 @@ static int compare_items(const void *left, const void *right)
     return (a->root > b->root) - (a->root < b->root);
 }
 
-/* Held whatever is chosen: what w reads, and outputs that exist. */
+/* Whether a storage is held in any case: w reads it, or it is an output that exists. */
 static bool must_hold(const crn_branching *b, int32_t root)
 {
     const crn_graph_model *model = b->suffix->model;
@@ -203,7 +204,7 @@ static void push_once(const crn_graph_suffix *s, int32_t v, int32_t *depth)
     s->stack[(*depth)++] = v;
 }
 
-/* All storages that must be held, are read after the moment, or serve to compute such a one again. */
+/* Adds all storages that must be held, are read after the moment, or serve to recompute such a one. */
 static void add_useful(crn_branching *b)
 {
     const crn_graph_suffix *s = b->suffix;
@@ -223,7 +224,7 @@ static void add_useful(crn_branching *b)
     }
 }
 
-/* Who is read directly costs at least its root when it is dropped. */
+/* A storage that is read directly and dropped costs at least the recomputation of its root. */
 static void price_items(crn_branching *b)
 {
     const crn_graph_suffix *s = b->suffix;

@@ -20,7 +20,7 @@ typedef struct crn_branching {
     const crn_task *task;
     crn_graph_suffix *suffix;
     int32_t node;                 /* w */
-    crn_branch_item *items;       /* those dear for their bytes first */
+    crn_branch_item *items;       /* those most expensive for their bytes first */
     int32_t item_count, *item_of; /* storage -> item, or negative where it is none */
     crn_branch_choice *choices;
     int64_t *bound_at; /* of an item that is held: the bound before that was decided */

@@ -15,7 +15,8 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base.memory import CpuMeter
-from cairn.torch.compiled import region_levels
+from cairn.torch.compiled import region_levels, region_options
+from cairn.torch.compiled.compiled_model import known
 from torch import distributed, nn
 
 WIDTH, RANKS, SECONDS = 16, 2, 240
@@ -176,7 +177,8 @@ def _rise(model: Net, x: torch.Tensor) -> int:
 def compiled(shard: Callable[[Net], Net]) -> list[bool]:
     """Whether a sharded model of compiled blocks keeps to budgets, one plan, and the bits of plain training.
 
-    The first: whether the plan counts what a rank has of the parameters.
+    The first: whether all ranks measure the same levels. The second: whether the plan counts what a rank has of the
+    parameters.
     """
     region_levels.MAX_OPTIONS = 3
     torch.manual_seed(0)
@@ -189,7 +191,11 @@ def compiled(shard: Callable[[Net], Net]) -> list[bool]:
         ct.compile(model, x, budget=budget, kernels="eager", loss_fn=torch.sum)
         return ct.report(model).regions
 
+    region_options.useful_levels = _fewer_on_the_second_rank
     top = plan("1GiB")
+    levels: list[Any] = [None] * RANKS
+    distributed.all_gather_object(levels, [code.backend.levels for code in known(model).regions.codes])
+    found.append(levels[0] == levels[1] and len(levels[0][0]) > 1)
     found.append(top.plan.resident["parameters"] == sum(p.to_local().nbytes for p in model.parameters()))
     for budget in (top.least_budget_bytes, (top.least_budget_bytes + top.plain_peak_bytes) // 2):
         made = plan(budget)
@@ -210,6 +216,12 @@ def compiled(shard: Callable[[Net], Net]) -> list[bool]:
     except ct.InfeasibleBudget as error:
         found.append((error.least_bytes or 0) > 1000)
     return found
+
+
+def _fewer_on_the_second_rank(curves: Any) -> list[region_levels.Level]:
+    """The levels of one rank are fewer, as its times are others."""
+    levels = region_levels.useful_levels(curves)
+    return levels[: len(levels) - distributed.get_rank()]
 
 
 def refused(shard: Callable[[Net], Net], **options: Any) -> str:

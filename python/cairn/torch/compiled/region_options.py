@@ -18,8 +18,9 @@ from ..profiling.option_meter import Metered
 from ..profiling.option_proofs import OptionTimes
 from ..profiling.option_runs import BlockRuns
 from ..profiling.side_outputs import SideOutputs
+from ..rerun_state import sharded
 from .region_code import NOTING, RegionGraph
-from .region_levels import EVERYTHING, level_text, useful_levels
+from .region_levels import EVERYTHING, level_of, level_text, useful_levels
 from .regions import Region, Regions
 
 #: Limits of the timing of one kind of block: nanoseconds in all, and the most and fewest rounds.
@@ -53,18 +54,23 @@ class RegionPass(OptionPass):
             run.pending = self._parameter_users.with_pending_gradients(block, call)
             run.shared = {id(p) for p in parameters_of(block) if self._parameter_users.is_shared(p)}
             with run.rewound():
-                self._curves[kind] = _Curve(run, stage, region)
+                self._curves[kind] = _Curve(run, stage, region, sharded.is_shared(self._sample.model))
         self._curves[kind].describe(stage)
 
 
 class _Curve:
-    """The measured options of one kind of block."""
+    """The measured options of one kind of block.
 
-    def __init__(self, run: BlockRuns, stage: StageMeasure, region: Region) -> None:
+    is_shared: whether the model is sharded over several ranks. They all measure the levels of the first: a run of a
+    sharded block waits for the same run on the other ranks.
+    """
+
+    def __init__(self, run: BlockRuns, stage: StageMeasure, region: Region, is_shared: bool) -> None:
         self._stage, backend = stage, region.code.backend
         graphs = _graphs(run, region)
         curves = [graph.curve for graph in graphs if graph.curve is not None]
-        levels = useful_levels(curves) if curves else [EVERYTHING]
+        texts = list(map(level_text, useful_levels(curves) if curves else [EVERYTHING]))
+        levels = list(map(level_of, ranks.of_first(texts, is_shared)))
         numbers = [backend.number_of(level) for level in levels]
         all_times = _times(run, region, numbers)
         metered = []

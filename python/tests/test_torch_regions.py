@@ -9,7 +9,8 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base._compat import graph_compilers
-from cairn.torch.compiled import region_code, region_levels
+from cairn.torch.base.errors import Unsupported
+from cairn.torch.compiled import region_code, region_levels, region_options
 from cairn.torch.compiled.compiled_model import known
 from cairn.torch.compiled.partitions import Partitions
 from torch import nn
@@ -397,7 +398,7 @@ class Lengths(nn.Module):
 @pytest.mark.parametrize("is_cut_again", [True, False])
 def test_a_kind_of_block_is_captured_and_traced_once_for_all_of_its_options(monkeypatch, is_cut_again):
     x, model = sample(), Lengths()
-    plain, counts = copy.deepcopy(model), {"traced": 0, "searched": 0}
+    plain, counts = copy.deepcopy(model), {"traced": 0, "measured": 0, "searched": 0, "searched for the curve": 0}
 
     def counted(owner, name, key):
         original = getattr(owner, name)
@@ -408,9 +409,17 @@ def test_a_kind_of_block_is_captured_and_traced_once_for_all_of_its_options(monk
 
         monkeypatch.setattr(owner, name, call)
 
+    def useful_levels(curves):
+        before = counts["searched"]
+        levels = region_levels.useful_levels(curves)
+        counts["searched for the curve"] += counts["searched"] - before
+        return levels
+
     torch._dynamo.reset()  # forgets which sizes differed
     counted(graph_compilers, "compiled_by_operators", "traced")
     counted(region_levels.GraphCurve, "_searched", "searched")
+    counted(region_code.RegionBackend, "_measured", "measured")
+    monkeypatch.setattr(region_options, "useful_levels", useful_levels)
     if not is_cut_again:
         monkeypatch.setattr(graph_compilers._TracedGraph, "can_be_cut_again", lambda self: False)
     compiled(model, x, "1GiB")
@@ -419,10 +428,50 @@ def test_a_kind_of_block_is_captured_and_traced_once_for_all_of_its_options(monk
     assert 2 * kinds <= regions.compilations <= region_levels.MAX_OPTIONS * kinds
     if is_cut_again:
         assert counts["traced"] == kinds or torch.__version__.startswith("2.9.")
-    assert counts["searched"] <= kinds * (len(region_levels.CANDIDATES) - 1)
+    assert 0 < counts["searched for the curve"] <= kinds * (len(region_levels.CANDIDATES) - 1)
     compiled(model, x, (single_level_least(model) + plan_of(model).plain_peak_bytes) // 2)
     assert plan_of(model).levels and regions.graphs == kinds
+    assert counts["searched"] == counts["searched for the curve"]  # what is compiled is what the curve has
+    assert counts["measured"] == kinds
     assert_exact(model, plain, x, 1)
+
+
+@pytest.mark.parametrize("kernels", ["eager", "inductor"])
+def test_all_traces_of_a_graph_have_one_curve(monkeypatch, kernels):
+    monkeypatch.setattr(graph_compilers._TracedGraph, "can_be_cut_again", lambda self: False)
+    backend, x = region_code.RegionBackend(kernels, torch.device("cpu"), Partitions()), sample(1, 4, 8)
+    backend.option = region_code.NOTING
+    block = torch.compile(Perceptron(8), backend=backend)
+    block(x.requires_grad_()).sum().backward()
+    [graph] = backend.noted
+    curve, least = graph.curve, region_levels.Level(0.0, 0.0)
+    first, ops, searches = graph._joint, curve.at(least).ops, curve.searches
+    backend.option = backend.number_of(least)
+    block(x).sum().backward()
+    assert graph._joint is not first and graph.curve is curve and curve.searches == searches
+    assert graph.recomputed[backend.option] > 0
+    assert [partition.ops for partition in backend._partitions.at_levels([region_levels.level_text(least)])] == [ops]
+
+
+def test_the_reason_why_a_graph_is_not_planned_is_noted_once_for_each_graph(monkeypatch):
+    backend, reasons = region_code.RegionBackend("eager", torch.device("cpu"), Partitions()), iter(["first", "second"])
+    emit = region_code.emit
+
+    def refuse(*_, **__):
+        raise Unsupported(next(reasons))
+
+    monkeypatch.setattr(region_code, "emit", refuse)
+    backend.option, x = region_code.NOTING, sample(1, 4, 8).requires_grad_()
+    blocks = [torch.compile(module, backend=backend) for module in (Perceptron(8), nn.Linear(8, 8))]
+    for block in blocks:
+        block(x).sum().backward()
+    monkeypatch.setattr(region_code, "emit", emit)
+    for level in (region_levels.Level(0.5, 1.0), region_levels.Level(0.0, 0.0)):
+        backend.option = backend.number_of(level)
+        for block in blocks:
+            block(x).sum().backward()
+    assert [graph.not_planned for graph in backend.noted] == backend.not_planned == ["first", "second"]
+    assert all(graph.curve is None and len(graph.codes) == 3 for graph in backend.noted)
 
 
 def test_a_schedule_of_a_wider_level_is_not_searched_again():

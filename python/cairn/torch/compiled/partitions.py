@@ -76,6 +76,13 @@ class Partitions:
         self._loaded.clear()
 
 
+def have_same_results(joint: JointGraph, other: JointGraph) -> bool:
+    """Whether schedules of one graph are those of another: equal structure, sizes, and results that a step returns."""
+    graphs = (joint, other)
+    ours, theirs = ((*_keys(each), each.bases(each.outputs), each.bases(each.grads)) for each in graphs)
+    return ours == theirs
+
+
 def _keys(joint: JointGraph) -> tuple[str, str]:
     """The digests of a graph's structure and of its sizes."""
     structure = [

@@ -2,7 +2,9 @@
 
 Blocks of one class share one callable; Dynamo's guards decide for which blocks and shapes a captured graph holds. What
 Dynamo gets as the code of a graph runs that of the option that is current then. The code of an option is made when it
-is first needed: AOTAutograd's trace of the graph is cut anew, and nothing is captured again.
+is first needed, and Dynamo captures nothing again. AOTAutograd's trace of the graph is cut anew. Where a
+trace cannot be cut again (inductor, torch 2.9, higher-order operators), AOTAutograd traces the graph anew for each
+option; costs and schedules of the first trace are used for all later traces that have the same results.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from . import fused_costs, kernel_costs
 from .backend import raising
 from .emission import emit
 from .joint_graph import JointGraph, read
-from .partitions import Partitions
+from .partitions import Partitions, have_same_results
 from .problem import Costs
 from .region_levels import EVERYTHING, UNPLANNED, GraphCurve, Level, level_text
 
@@ -38,6 +40,8 @@ class RegionGraph:
     ----------
     curve
         Its schedules by level; None if it has no backward, or cannot be planned.
+    not_planned
+        Why it is cut by torch's default partition; empty where it is not.
     recomputed
         The number of calls that the backward recomputes, by option.
     """
@@ -49,6 +53,7 @@ class RegionGraph:
         self._joint: JointGraph | None = None
         self._uncut: Code | None = None  # without gradients: for all options
         self.curve: GraphCurve | None = None
+        self.not_planned = ""
         self.recomputed: dict[int, int] = {}
         self.codes: dict[int, Code] = {}
 
@@ -98,22 +103,26 @@ class RegionGraph:
         """Cut the joint graph for an option. A graph that cannot be analysed gets torch's default partition."""
         self.recomputed[option] = 0
         level = self._backend.levels[option]
-        if level == UNPLANNED:
+        if level == UNPLANNED or self.not_planned:
             return _compat.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)
         try:
-            if self._joint is None or self._joint.module is not module:
-                self._joint = read(module, num_fwd_outputs)
-                self.curve = self._backend.curve_of(self._joint)
-            if self.curve is None:
-                raise Unsupported(self._backend.not_planned[-1])
-            schedule = self._backend.schedule(self.curve, level)
-            emitted = emit(self._joint, schedule, saves_views=self._backend.is_by_operators)
+            joint, curve = self._analysed(module, num_fwd_outputs)
+            schedule = self._backend.schedule(curve, level)
+            emitted = emit(joint, schedule, saves_views=self._backend.is_by_operators)
         except Unsupported as error:
-            self.curve = None
-            self._backend.not_planned.append(str(error))
+            self.curve, self.not_planned = None, str(error)
+            self._backend.not_planned.append(self.not_planned)
             return _compat.cut_without_recomputation(module, joint_inputs, num_fwd_outputs, **others)
         self.recomputed[option] = emitted.recomputed
         return _compat.cut(emitted.module, emitted.saved, emitted.sizes, num_fwd_outputs)
+
+    def _analysed(self, module: fx.GraphModule, num_fwd_outputs: int) -> tuple[JointGraph, GraphCurve]:
+        """The analysed joint graph and its curve. Another trace with the same results keeps the curve that there is."""
+        if self._joint is None or self._joint.module is not module:
+            self._joint = read(module, num_fwd_outputs)
+        if self.curve is None or not have_same_results(self.curve.joint, self._joint):
+            self.curve = self._backend.curve_of(self._joint)
+        return self._joint, self.curve
 
 
 class RegionBackend:
@@ -124,7 +133,8 @@ class RegionBackend:
     levels
         By option.
     option
-        The current option: calls of compiled code use it.
+        The current option: calls of compiled code use it. All blocks of the class and all threads share it, so only one
+        thread at a time may run the model.
     graphs
         How many graphs Dynamo captured.
     compilations

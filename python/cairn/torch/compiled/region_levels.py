@@ -183,7 +183,10 @@ def _ops_of(schedule: cairn.Schedule) -> tuple[tuple[Any, ...], ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _Point:
-    """Bytes and time of all graphs of a block at a level."""
+    """Bytes and time of all graphs of a block at a level, as sums that rank levels.
+
+    The sum of peaks is no peak of the block: its graphs run in turn.
+    """
 
     level: Level
     kept_bytes: int

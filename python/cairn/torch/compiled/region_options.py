@@ -33,7 +33,9 @@ class RegionPass(OptionPass):
     def __init__(self, regions: Regions, *step: Any) -> None:
         super().__init__(*step)
         self._regions = regions
-        self._curves: dict[Any, _Curve] = {}
+        self._kinds: dict[Any, int] = {}
+        self._curves: dict[int, _Curve] = {}
+        self._is_shared = sharded.is_shared(self._sample.model)
 
     def _measure_kind(
         self,
@@ -49,12 +51,13 @@ class RegionPass(OptionPass):
             return
         arriving = self._measured.arriving.get((block.name, call), ())
         run = BlockRuns(block, function, arguments, self._device, arriving)
-        kind = stage.signature(), id(region.code)
+        own_kind = self._kinds.setdefault((stage.signature(), id(region.code)), len(self._kinds))
+        kind = ranks.of_first(own_kind, self._is_shared)  # measured bytes may differ a little from rank to rank
         if kind not in self._curves:
             run.pending = self._parameter_users.with_pending_gradients(block, call)
             run.shared = {id(p) for p in parameters_of(block) if self._parameter_users.is_shared(p)}
             with run.rewound():
-                self._curves[kind] = _Curve(run, stage, region, sharded.is_shared(self._sample.model))
+                self._curves[kind] = _Curve(run, stage, region, self._is_shared)
         self._curves[kind].describe(stage)
 
 

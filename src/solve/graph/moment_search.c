@@ -295,12 +295,12 @@ static void search(const crn_task *all, moment_search *s, const crn_graph_window
     bool is_near = (double)s->best_ns >= near * (double)known_ns;
     if (is_near)
         wander(s);
-    s->limit.task = task;
-    if (!is_near)
-        return;
-    s->limit = (crn_box_limit){
-        .task = task, .iterations = LAST_ITERATIONS, .rounds = LAST_ROUNDS, .work = crn_max(0, s->limit.work) + last};
-    s->best_ns = crn_max(s->best_ns, crn_moment_bound(&s->program, s->best.at, s->best.count, &s->limit));
+    if (is_near) {
+        int64_t work = crn_max(0, s->limit.work) + last;
+        s->limit = (crn_box_limit){.task = task, .iterations = LAST_ITERATIONS, .rounds = LAST_ROUNDS, .work = work};
+        s->best_ns = crn_max(s->best_ns, crn_moment_bound(&s->program, s->best.at, s->best.count, &s->limit));
+    }
+    s->limit.task = all;
 }
 
 cairn_status crn_moments_raise(const crn_task *task, const crn_graph_bounder *bounder, int64_t *again_ns,

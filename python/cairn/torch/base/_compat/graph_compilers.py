@@ -122,10 +122,13 @@ class CapturedInputs:
 
     def __init__(self, module: fx.GraphModule) -> None:
         from torch._guards import TracingContext
+        from torch._subclasses import FakeTensor
 
         context = TracingContext.try_get()
-        self._fake_mode = None if context is None else context.fake_mode
         self._inputs = [node.meta.get("example_value") for node in module.graph.find_nodes(op="placeholder")]
+        modes = [value.fake_mode for value in self._inputs if isinstance(value, FakeTensor)]
+        #: Of the inputs: in torch 2.9 the context has another one by now.
+        self._fake_mode = next(iter(modes), None if context is None else context.fake_mode)
 
     @contextlib.contextmanager
     def active(self) -> Iterator[list[Any]]:

@@ -29,7 +29,10 @@ class WithLoss(nn.Module):
 
 
 def tested_models() -> dict[str, Callable[[], Made]]:
-    """By name. A name with a dash is another choice of blocks, or of a test's own, and left out."""
+    """A function that makes each model and its inputs, by name.
+
+    Names that end in "-apart" are the same models with other blocks named, so they are left out.
+    """
     sys.path.insert(0, str(TESTS))
     try:
         import torch_models as models

@@ -443,10 +443,10 @@ def test_a_kind_of_block_is_captured_and_traced_once_for_all_of_its_options(monk
 def test_all_traces_of_a_graph_have_one_curve(monkeypatch, kernels):
     monkeypatch.setattr(graph_compilers._TracedGraph, "can_be_cut_again", lambda self: False)
     backend, x = region_code.RegionBackend(kernels, torch.device("cpu"), Partitions()), sample(1, 4, 8)
-    backend.option = region_code.NOTING
+    backend.option = region_code.RECORDING
     block = torch.compile(Perceptron(8), backend=backend)
     block(x.requires_grad_()).sum().backward()
-    [graph] = backend.noted
+    [graph] = backend.recorded
     curve, least = graph.curve, region_levels.Level(0.0, 0.0)
     first, ops, searches = graph._joint, curve.at(least).ops, curve.searches
     backend.option = backend.number_of(least)
@@ -464,7 +464,7 @@ def test_the_reason_why_a_graph_is_not_planned_is_noted_once_for_each_graph(monk
         raise Unsupported(next(reasons))
 
     monkeypatch.setattr(region_code, "emit", refuse)
-    backend.option, x = region_code.NOTING, sample(1, 4, 8).requires_grad_()
+    backend.option, x = region_code.RECORDING, sample(1, 4, 8).requires_grad_()
     blocks = [torch.compile(module, backend=backend) for module in (Perceptron(8), nn.Linear(8, 8))]
     for block in blocks:
         block(x).sum().backward()
@@ -473,15 +473,15 @@ def test_the_reason_why_a_graph_is_not_planned_is_noted_once_for_each_graph(monk
         backend.option = backend.number_of(level)
         for block in blocks:
             block(x).sum().backward()
-    assert [graph.not_planned for graph in backend.noted] == backend.not_planned == ["first", "second"]
-    assert all(graph.curve is None and len(graph.codes) == 3 for graph in backend.noted)
+    assert [graph.not_planned for graph in backend.recorded] == backend.not_planned == ["first", "second"]
+    assert all(graph.curve is None and len(graph.codes) == 3 for graph in backend.recorded)
 
 
 def test_a_schedule_of_a_wider_level_is_not_searched_again():
     backend = region_code.RegionBackend("eager", torch.device("cpu"), Partitions())
-    backend.option = region_code.NOTING
+    backend.option = region_code.RECORDING
     torch.compile(Block(8), backend=backend)(sample(1, 4, 8).requires_grad_()).sum().backward()
-    [graph] = backend.noted
+    [graph] = backend.recorded
     curve = graph.curve
     wide, narrow = (curve.at(region_levels.Level(0.5, peak)) for peak in (3.0, 2.0))  # peaks that no step comes near
     assert wide.ops == narrow.ops and curve.searches == 1

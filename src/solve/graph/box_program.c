@@ -3,7 +3,10 @@
 #include <math.h>
 #include <string.h>
 
-/* Scaled costs sum to less than 2^TOTAL_BITS, and no price is larger. So the sum of a million prices fits 63 bits. */
+/*
+ * Scaled costs sum to less than 2^TOTAL_BITS. No price of a row of 1 and -1 is larger, so a million of them fit 63 bits.
+ * A row of sizes may cost PRICE_MAX times as much: 2,000 such rows of one column fit.
+ */
 enum { TOTAL_BITS = 42, ENTRIES_MAX = 1 << 20, ENTRIES_OF_ROW = 2, ENTRIES_OF_COLUMN = 2, PRICE_MAX = 1024 };
 
 /* Covers raise a bound by some hundredths. They are added only to prices that prove at least this share of the goal. */

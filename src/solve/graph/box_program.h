@@ -20,7 +20,11 @@
 
 #include "solve/solver.h"
 
-/** Where the next program starts: prices and variables by name, and rows that were added to a program. */
+/**
+ * Where the next program starts: the prices of rows and the values of variables, by name, and the rows that were added.
+ * A name stands for one row or one column of a program. A row that was added to one program also holds in others, for
+ * the columns of the same names.
+ */
 typedef struct crn_box_memory {
     uint64_t *name; /* of a slot; 0 = free */
     double *value;
@@ -37,7 +41,7 @@ typedef struct crn_box_memory {
 typedef struct crn_box_program {
     int32_t row_count, row_max, column_count, column_max, entry_count, entry_max;
     bool is_full;       /* what was added last did not fit: nothing may be asked */
-    uint64_t name;      /* of the row or column that comes next; 0 = it is not remembered */
+    uint64_t name;      /* of the next row or column, which starts from what that name had before; 0 = it has none */
     int shift;          /* costs are scaled by 2^shift, which may be below 1 */
     double total;       /* the scaled cost of everything: the unit of floating-point costs and prices */
     int32_t *row_begin; /* row_count + 1 */
@@ -62,10 +66,6 @@ typedef struct crn_box_program {
 bool crn_box_program_new(crn_arena *arena, int32_t entry_max, int64_t total_cost, crn_box_program *p);
 
 void crn_box_begin(crn_box_program *p);
-/**
- * Names are for the start of other programs: prices of rows and variables of the same name are tried first. A name stands for one
- * row or column of a program, and what is added for a column by the program holds in others for the column of that name.
- */
 /** Adds a column and returns it. */
 int32_t crn_box_column(crn_box_program *p, int64_t cost, int64_t bytes);
 /** Adds an entry to the row that is being made: 1 or -1, or, before crn_box_sizes, the bytes of the column. */

@@ -27,8 +27,8 @@ from .partitions import Partitions, have_same_results
 from .problem import Costs
 from .region_levels import EVERYTHING, UNPLANNED, GraphCurve, Level, level_text
 
-#: In place of an option: graphs that run keep everything, and are noted in `RegionBackend.noted`.
-NOTING = -1
+#: In place of an option: graphs that run keep everything, and are added to `RegionBackend.recorded`.
+RECORDING = -1
 
 Code = Callable[..., Any]
 
@@ -70,8 +70,8 @@ class RegionGraph:
     def current(self) -> Code:
         """The code of the current option."""
         option = self._backend.option
-        if option == NOTING:
-            self._backend.noted.append(self)
+        if option == RECORDING:
+            self._backend.recorded.append(self)
             option = self._backend.number_of(EVERYTHING)
         if option not in self.codes:
             with self._captured.active() as inputs:
@@ -139,8 +139,8 @@ class RegionBackend:
         How many graphs Dynamo captured.
     compilations
         How many codes were made of them, one for each option.
-    noted
-        The graphs that ran while the option was `NOTING`.
+    recorded
+        The graphs that ran while the option was `RECORDING`.
     not_planned
         For each graph that was cut by torch's default partition: the reason.
     """
@@ -150,7 +150,7 @@ class RegionBackend:
         self._device, self._partitions = device, partitions
         self.levels, self.option = [EVERYTHING], 0
         self.graphs = self.compilations = 0
-        self.noted: list[RegionGraph] = []
+        self.recorded: list[RegionGraph] = []
         self.not_planned: list[str] = []
 
     def __call__(self, module: fx.GraphModule, inputs: Sequence[Any]) -> Code:

@@ -19,7 +19,7 @@ from ..profiling.option_proofs import OptionTimes
 from ..profiling.option_runs import BlockRuns
 from ..profiling.side_outputs import SideOutputs
 from ..rerun_state import sharded
-from .region_code import NOTING, RegionGraph
+from .region_code import RECORDING, RegionGraph
 from .region_levels import EVERYTHING, level_of, level_text, useful_levels
 from .regions import Region, Regions
 
@@ -100,13 +100,13 @@ class _Curve:
 
 def _graphs(run: BlockRuns, region: Region) -> list[RegionGraph]:
     """The captured graphs that a block runs."""
-    noted, region.option = region.code.backend.noted, NOTING
-    noted.clear()
+    recorded, region.option = region.code.backend.recorded, RECORDING
+    recorded.clear()
     try:
         _timed(run)
-        return list(dict.fromkeys(noted))
+        return list(dict.fromkeys(recorded))
     finally:
-        noted.clear()
+        recorded.clear()
         region.option = 0
 
 

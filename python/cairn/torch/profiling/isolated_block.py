@@ -283,11 +283,11 @@ def bridge(output: Any, inputs: Sequence[torch.Tensor], hooks: Hooks, grads: Lay
     """
     same = {identity(t): t for t in inputs}
     tree = Tree.of(output)
-    new_tensors = [t for t in tree.leaves if t.requires_grad and identity(t) not in same]
-    taken = [detached(t) for t in new_tensors]
+    made = [t for t in tree.leaves if t.requires_grad and identity(t) not in same]
+    taken = [detached(t) for t in made]
     fresh: Iterator[torch.Tensor] = iter(())
-    if new_tensors:
-        link = _Leaving.apply(_anchor(new_tensors[0].device), hooks, layouts_of(inputs, grads), *inputs)
+    if made:
+        link = _Leaving.apply(_anchor(made[0].device), hooks, layouts_of(inputs, grads), *inputs)
         fresh = iter(_Arriving.apply(link, hooks, taken))
     return tree.build([_replaced(t, same, fresh) for t in tree.leaves])
 

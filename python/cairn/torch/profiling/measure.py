@@ -411,10 +411,8 @@ class MemoryPass(StepRecording):
         stage.listed, held = self._passing(run.alive)
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
-        apart, left = (
-            (run.pinned | run.unread) & run.made,
-            self._unread_outputs(run),
-        )  # outputs that the chain neither keeps nor drops
+        # Outputs that the chain neither keeps nor drops:
+        apart, left = (run.pinned | run.unread) & run.made, self._unread_outputs(run)
         if apart or (run.is_held and run.saved_outputs):
             stage.offloadable_bytes, stage.output_is_offloadable = 0, False
         elif run.is_held:  # the rest can be offloaded

@@ -135,9 +135,9 @@ class SelectiveRun(Lease):
             recompute.hold(index, mask_of(tensor))
         if item.sample is not None:
             recompute.note(index, item.sample.of(tensor))
-        absent = DroppedHolder(self, index)
-        self._dropped[index] = weakref.ref(absent)
-        return absent
+        holder = DroppedHolder(self, index)
+        self._dropped[index] = weakref.ref(holder)
+        return holder
 
     def finish(self) -> str:
         """Called after the run. Returns why the whole block must be recomputed; "" if it need not be."""
@@ -163,24 +163,24 @@ class SelectiveRun(Lease):
     def argument(self, index: int) -> torch.Tensor:
         return self.run.find(self.stage, self._block, index)
 
-    def recomputed(self, absent: DroppedHolder) -> torch.Tensor:
+    def recomputed(self, holder: DroppedHolder) -> torch.Tensor:
         """Recomputes a saved tensor that was not kept."""
         backward = _compat.backward_id()
         if backward < 0 or backward != self._backward:
             self._enter(backward)
         recompute = self._tensor_recompute
         if recompute is not None:
-            tensor = self.run.recompute_tensor(recompute, absent.index, self)
+            tensor = self.run.recompute_tensor(recompute, holder.index, self)
             if tensor is not None:
                 return tensor
             self._tensor_recompute = None
             self.run.note_whole_recompute(self.stage)
         self._recompute_block()
-        if absent.tensor is None:
+        if holder.tensor is None:
             raise RecomputationError(f"a tensor that '{self._name}' saved is not there, although it was recomputed")
-        if recompute is not None and not recompute.has_recorded_bytes(absent.index, absent.tensor):
+        if recompute is not None and not recompute.has_recorded_bytes(holder.index, holder.tensor):
             self.run.refuse_other_values(self.stage)
-        return absent.tensor
+        return holder.tensor
 
     def _enter(self, backward: int) -> None:
         """Called when another backward reads a saved tensor first. backward: its number; < 0 if it is unknown."""
@@ -195,9 +195,9 @@ class SelectiveRun(Lease):
         """Recomputes the whole block, which fills every `DroppedHolder` that the graph still has."""
         items = self._recipe.items
         packed = [*items[: len(items) - operator.length_hint(self._next_items)], *itertools.repeat(True, self._extra)]
-        absent = [self._dropped.get(item.index) if isinstance(item, Item) else None for item in packed]
+        holders = [self._dropped.get(item.index) if isinstance(item, Item) else None for item in packed]
         metas = [item.meta if isinstance(item, Item) and item.index in self._dropped else None for item in packed]
-        self._block.first = Packed([holder or _no_holder for holder in absent], metas)
+        self._block.first = Packed([holder or _no_holder for holder in holders], metas)
         calls = self._recipe.calls
         self._block.calls = None if self._hooks is None or calls is None else self._hooks.entered(calls)
         self.run.recompute_block(Op(FORWARD_SAVE, self.stage), self._block)

@@ -135,6 +135,21 @@ static void short_chains_are_bounded_by_their_optimum(void **state)
     assert_true(met * 100 >= asked * 95);
 }
 
+/* Many stages with neither bytes nor time: of what can be saved, they are neither dear nor cheap. */
+static void stages_of_no_size_do_no_harm(void **state)
+{
+    test_random random = test_random_seeded(75);
+    tally t = {0, 0, 0, 0};
+    (void)state;
+    for (int round = 0; round < TEST_ROUNDS(1500); round++) {
+        test_chain_shape shape = {.stages_min = 5, .stages_max = 6, .bytes_max = 3, .ns_max = 3, .no_recompute = true};
+        cairn_problem *problem = test_random_chain(&random, &shape);
+        check_budget(problem, round, solve(problem, "brute-chain", INT64_MAX).least_bytes, &t);
+        cairn_problem_free(problem);
+    }
+    assert_true(t.raised > 0);
+}
+
 static void falls_with_the_budget_and_ends_at_the_work(void **state)
 {
     test_random random = test_random_seeded(72);
@@ -290,11 +305,9 @@ static void every_thread_looks_at_the_clock(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(never_passes_the_optimum),
-        cmocka_unit_test(short_chains_are_bounded_by_their_optimum),
-        cmocka_unit_test(falls_with_the_budget_and_ends_at_the_work),
-        cmocka_unit_test(large_numbers_do_no_harm),
-        cmocka_unit_test(failing_allocations_are_reported),
+        cmocka_unit_test(never_passes_the_optimum),        cmocka_unit_test(short_chains_are_bounded_by_their_optimum),
+        cmocka_unit_test(stages_of_no_size_do_no_harm),    cmocka_unit_test(falls_with_the_budget_and_ends_at_the_work),
+        cmocka_unit_test(large_numbers_do_no_harm),        cmocka_unit_test(failing_allocations_are_reported),
         cmocka_unit_test(every_thread_looks_at_the_clock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -288,17 +288,20 @@ static void leave(search *s, int32_t item)
 
 /* ---- the search ---- */
 
+/* Whether x spares no less time for its bytes than y. What takes no bytes comes first, even if it spares no time. */
+static bool is_no_dearer(const stage_times *x, const stage_times *y)
+{
+    if (x->kept_bytes == 0 || y->kept_bytes == 0)
+        return x->kept_bytes == 0;
+    return (crn_wide)x->again_ns * (crn_wide)y->kept_bytes >= (crn_wide)y->again_ns * (crn_wide)x->kept_bytes;
+}
+
 /* Puts stage l where it belongs among those before it. */
 static void sort_in(search *s, int32_t l)
 {
-    const stage_times *t = &s->times[l];
     int32_t i = l - 1;
-    for (; i > 0; i--) {
-        const stage_times *other = &s->times[s->by_price[i - 1]];
-        if ((crn_wide)other->again_ns * (crn_wide)t->kept_bytes >= (crn_wide)t->again_ns * (crn_wide)other->kept_bytes)
-            break;
+    for (; i > 0 && !is_no_dearer(&s->times[s->by_price[i - 1]], &s->times[l]); i--)
         s->by_price[i] = s->by_price[i - 1];
-    }
     s->by_price[i] = l;
 }
 

@@ -14,6 +14,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/check.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
@@ -237,6 +238,41 @@ static void a_shared_link_is_no_better(void **state)
     }
 }
 
+/* The exact search asks whether to stop after some thousand states: what it started from is an answer by then. */
+static void a_stopped_search_keeps_its_start(void **state)
+{
+    int stopped = 0;
+    (void)state;
+    for (uint64_t seed = 0; seed < 60; seed++) {
+        test_random random = test_random_seeded(seed);
+        test_chain_shape shape = {.stages_min = 6,
+                                  .stages_max = 6,
+                                  .machine = true,
+                                  .positive = true,
+                                  .plain_grads = true,
+                                  .options_max = 2,
+                                  .bytes_max = 100,
+                                  .ns_max = 100};
+        cairn_problem *problem = test_random_chain(&random, &shape);
+        question q = {problem, "offload-exact", -1, seed, NULL};
+        cairn_info ends = ask_alone(&q);
+        q.budget = ends.least_bytes;
+        cairn_info exact = ask_alone(&q);
+        int polls = 0;
+        const cairn_env env = {.poll = test_stop_after, .poll_context = &polls};
+        cairn_options *options = test_options("offload-exact", q.budget, "threads=1");
+        cairn_info cut;
+        check(&q, cairn_solve(&env, problem, options, NULL, &cut, NULL) == CAIRN_OK);
+        check(&q, cut.makespan_ns >= exact.makespan_ns && exact.makespan_ns > 0);
+        check(&q, cut.stopped_early || cut.makespan_ns == exact.makespan_ns);
+        check(&q, !cut.stopped_early || cut.optimal_in[0] == '\0');
+        stopped += cut.stopped_early;
+        cairn_options_free(options);
+        cairn_problem_free(problem);
+    }
+    assert_true(stopped > 0);
+}
+
 /* A thousand stages: within seconds, and the states of the program do not round. */
 static void long_chains(void **state)
 {
@@ -263,9 +299,13 @@ static void long_chains(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(nothing_beats_the_exact_one), cmocka_unit_test(the_program_is_near_the_optimum),
-        cmocka_unit_test(hosts_of_every_size),         cmocka_unit_test(links_of_every_speed),
-        cmocka_unit_test(a_shared_link_is_no_better),  cmocka_unit_test(long_chains),
+        cmocka_unit_test(nothing_beats_the_exact_one),
+        cmocka_unit_test(the_program_is_near_the_optimum),
+        cmocka_unit_test(hosts_of_every_size),
+        cmocka_unit_test(links_of_every_speed),
+        cmocka_unit_test(a_shared_link_is_no_better),
+        cmocka_unit_test(a_stopped_search_keeps_its_start),
+        cmocka_unit_test(long_chains),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -60,7 +60,7 @@ typedef struct dp {
     crn_offload_least least;
     program program;
     int32_t *option;
-    bool *goes, *best, *from_least;
+    bool *goes, *best;
     crn_arena arena;
 } dp;
 
@@ -161,29 +161,23 @@ static void extend(program *p, int32_t parent, int32_t l, int32_t k, bool goes, 
 
 /* ---- pruning ---- */
 
-#define CRN_COMPARE(field)    \
-    if (a->field != b->field) \
-        return a->field < b->field ? -1 : 1;
-
+/* Negative where the first of two states comes before the second, by the first number in which they differ. */
 static int compare_states(const void *left, const void *right)
 {
     const state *a = left, *b = right;
-    CRN_COMPARE(ns)
-    CRN_COMPARE(kept)
-    CRN_COMPARE(out)
-    CRN_COMPARE(back)
-    CRN_COMPARE(last)
-    CRN_COMPARE(host)
-    CRN_COMPARE(goes)
-    CRN_COMPARE(option)
-    CRN_COMPARE(parent)
+    const int64_t of_a[] = {a->ns, a->kept, a->out, a->back, a->last, a->host, a->goes, a->option, a->parent};
+    const int64_t of_b[] = {b->ns, b->kept, b->out, b->back, b->last, b->host, b->goes, b->option, b->parent};
+    for (size_t i = 0; i < sizeof(of_a) / sizeof(of_a[0]); i++)
+        if (of_a[i] != of_b[i])
+            return of_a[i] < of_b[i] ? -1 : 1;
     return 0;
 }
 
 static int compare_kept(const void *left, const void *right)
 {
     const state *a = left, *b = right;
-    CRN_COMPARE(kept)
+    if (a->kept != b->kept)
+        return a->kept < b->kept ? -1 : 1;
     return compare_states(left, right);
 }
 
@@ -446,7 +440,7 @@ static cairn_status dp_solve(const crn_task *task, void *session, int64_t budget
                              cairn_error *error)
 {
     dp *s = session;
-    int64_t budget = crn_offload_budget(budget_bytes);
+    int64_t budget = crn_limit_of(budget_bytes);
     crn_offload_best best = {.makespan_ns = INT64_MAX, .goes = s->best};
     crn_offload_plan *owned = NULL;
     s->program.task = task;

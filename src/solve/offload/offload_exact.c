@@ -16,6 +16,8 @@
  * Cost      Exponential. At most STAGES_MAX stages and COMBINATIONS_MAX combinations of options; at LABELS_MAX states the
  *           search gives up and the incumbent is the answer. This is the oracle of the tests of the others.
  */
+#include <stdio.h>
+
 #include "solve/offload/offload_plan.h"
 #include "solve/offload/offload_search.h"
 
@@ -115,11 +117,15 @@ static cairn_status exact_least(const crn_task *task, void *session, crn_least *
     return status;
 }
 
+/* A search that overflowed has found nothing (goal < 0), and there may be something. */
 static cairn_status answer_with(const crn_offload_search *s, int32_t goal, const start_of *start, crn_answer *answer,
                                 cairn_error *error)
 {
-    answer->optimal_in_class = !s->overflow;
-    answer->stopped_early = s->overflow && goal < 0 && start->best.makespan_ns == INT64_MAX;
+    answer->optimal_in_class = !s->overflow && !answer->stopped_early;
+    answer->cut_short = s->overflow && start->best.makespan_ns == INT64_MAX;
+    if (answer->cut_short)
+        snprintf(answer->reason, CAIRN_REASON_MAX, "none was found among the %d states that it may look at",
+                 CRN_OFFLOAD_LABELS_MAX);
     if (goal < 0)
         return crn_offload_answer(&start->best, s->budget_bytes, answer, error);
     answer->found = true;
@@ -133,14 +139,16 @@ static cairn_status exact_solve(const crn_task *task, void *session, int64_t bud
     crn_offload_search s = {0};
     start_of start;
     int32_t goal = -1;
-    int64_t budget = crn_offload_budget(budget_bytes);
+    int64_t budget = crn_limit_of(budget_bytes);
     (void)session;
     cairn_status status = find_start(&start, task, budget, error);
     if (status == CAIRN_OK)
         status = crn_offload_search_begin(&s, task, budget, false, start.best.makespan_ns, error);
     if (status == CAIRN_OK)
         status = crn_offload_search_run(&s, &goal, error);
-    if (status == CAIRN_OK)
+    answer->stopped_early =
+        status == CAIRN_CANCELLED && start.best.makespan_ns < INT64_MAX; /* the start is an answer */
+    if (status == CAIRN_OK || answer->stopped_early)
         status = answer_with(&s, goal, &start, answer, error);
     crn_offload_search_end(&s);
     crn_offload_plan_free(start.plan);

@@ -99,7 +99,7 @@ static cairn_status greedy_solve(const crn_task *task, void *session, int64_t bu
                                  cairn_error *error)
 {
     greedy *s = session;
-    int64_t budget = crn_offload_budget(budget_bytes);
+    int64_t budget = crn_limit_of(budget_bytes);
     crn_offload_best best = {.makespan_ns = INT64_MAX, .goes = s->best};
     (void)task;
     for (int i = 0; i < CRN_OFFLOAD_PROFILES; i++) {

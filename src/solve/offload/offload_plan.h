@@ -61,10 +61,4 @@ void crn_offload_explain(const crn_task *task, int64_t budget_bytes, crn_answer 
 cairn_status crn_offload_answer(const crn_offload_best *best, int64_t budget_bytes, crn_answer *answer,
                                 cairn_error *error);
 
-/** INT64_MAX for "none", as the transfer model wants it. */
-static inline int64_t crn_offload_budget(int64_t budget_bytes)
-{
-    return budget_bytes == CAIRN_NONE ? INT64_MAX : budget_bytes;
-}
-
 #endif

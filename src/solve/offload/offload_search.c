@@ -103,7 +103,7 @@ static void offer(crn_offload_search *s, crn_offload_label *made)
     made->dominated = false;
     if (made->bound >= s->incumbent || !make_room(s))
         return;
-    int32_t *place = &s->table[(made->key * UINT64_C(0x9E3779B97F4A7C15)) >> 48];
+    int32_t *place = &s->table[(made->key * UINT64_C(0x9E3779B97F4A7C15)) >> (64 - CRN_OFFLOAD_TABLE_LOG2)];
     for (int32_t i = *place; i >= 0; i = s->labels[i].next_same) {
         crn_offload_label *other = &s->labels[i];
         if (other->key != made->key || other->dominated)

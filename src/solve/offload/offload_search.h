@@ -7,7 +7,8 @@
 #include "base/queue.h"
 #include "solve/solver.h"
 
-enum { CRN_OFFLOAD_STAGES_MAX = 6, CRN_OFFLOAD_LABELS_MAX = 1 << 18, CRN_OFFLOAD_TABLE_SIZE = 1 << 16 };
+enum { CRN_OFFLOAD_STAGES_MAX = 6, CRN_OFFLOAD_LABELS_MAX = 1 << 18 };
+enum { CRN_OFFLOAD_TABLE_LOG2 = 16, CRN_OFFLOAD_TABLE_SIZE = 1 << CRN_OFFLOAD_TABLE_LOG2 };
 
 typedef struct crn_offload_lane_end {
     int64_t end_ns, device_bytes, host_bytes; /* what comes back then */
@@ -40,9 +41,9 @@ typedef struct crn_offload_search {
     bool by_memory;                  /* nothing takes time; the bound is the peak */
     crn_offload_label *labels;
     int32_t label_count, label_capacity;
-    int32_t *table;
-    crn_queue queue; /* of labels: least bound first, then what has done most, then the oldest */
-    bool overflow, no_memory;
+    int32_t *table;           /* chains of labels by the upper bits of their keys' hashes; -1 = empty */
+    crn_queue queue;          /* of labels: least bound first, then what has done most, then the oldest */
+    bool overflow, no_memory; /* it ended at LABELS_MAX labels; it ended for want of memory */
     cairn_allocator allocator;
 } crn_offload_search;
 

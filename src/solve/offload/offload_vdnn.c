@@ -178,7 +178,7 @@ static cairn_status vdnn_solve(const crn_task *task, void *session, int64_t budg
                                cairn_error *error)
 {
     vdnn *s = session;
-    trial t = {crn_offload_budget(budget_bytes), {.makespan_ns = INT64_MAX, .goes = s->best}};
+    trial t = {crn_limit_of(budget_bytes), {.makespan_ns = INT64_MAX, .goes = s->best}};
     cairn_status status = for_each_set(task, s, try_set, &t, error);
     if (status == CAIRN_CANCELLED && t.best.makespan_ns < INT64_MAX)
         answer->stopped_early = true;

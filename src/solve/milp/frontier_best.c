@@ -1,5 +1,7 @@
 #include "solve/milp/frontier_best.h"
 
+#include "schedule/schedule.h"
+
 enum { THRESHOLDS = 20 };
 
 /* HiGHS's, of fractions: what is one threshold but for it counts as that threshold. */
@@ -73,9 +75,5 @@ cairn_status crn_frontier_best_round(const crn_task *task, const crn_frontier_pr
 
 cairn_status crn_frontier_best_emit(const crn_frontier_best *best, cairn_builder *builder, cairn_error *error)
 {
-    const cairn_op *ops = cairn_builder_ops(best->builder);
-    cairn_status status = CAIRN_OK;
-    for (int64_t i = 0; status == CAIRN_OK && i < cairn_builder_count(best->builder); i++)
-        status = cairn_builder_add(builder, ops[i], error);
-    return status;
+    return crn_builder_add_all(builder, cairn_builder_ops(best->builder), cairn_builder_count(best->builder), error);
 }

@@ -12,12 +12,10 @@
  */
 #include "solve/milp/frontier_best.h"
 
-enum { MARGINS = 4, ITERATIONS_EACH = 100 };
+/* What memory rows leave free of the budget, in one program after the other: rounding takes more than fractions do. */
+static const double margins[] = {0, 0.05, 0.1, 0.2};
 
-/* Simplex iterations times entries, for one program without a time limit. */
-#define WORK_MAX ((int64_t)25000000000)
-
-static const double margins[MARGINS] = {0, 0.05, 0.1, 0.2};
+enum { MARGINS = sizeof(margins) / sizeof(margins[0]) };
 
 typedef struct rounding {
     crn_frontier_graph *graph;
@@ -49,20 +47,13 @@ typedef struct attempt {
     int64_t iterations; /* at most; 0 = there was nothing to relax */
 } attempt;
 
-static int64_t iterations_of(const crn_task *task, const crn_linear_program *linear)
-{
-    if (task->settings->iterations >= 0)
-        return crn_min(task->settings->iterations, INT32_MAX) * ITERATIONS_EACH;
-    return task->deadline_ns != CAIRN_NONE ? INT64_MAX : WORK_MAX / (linear->entries + 1) + 1;
-}
-
 static cairn_status relax(attempt *a, crn_frontier_program *program, cairn_error *error)
 {
     crn_highs_reply reply = {.values =
                                  crn_arena_alloc(&program->arena, (size_t)program->linear.columns, sizeof(double))};
     crn_highs_question question = {.program = &program->linear,
                                    .relax = true,
-                                   .iterations_max = iterations_of(a->task, &program->linear),
+                                   .iterations_max = crn_highs_iterations(a->task, &program->linear),
                                    .progress = {"relaxation", CAIRN_NONE, CAIRN_NONE, CAIRN_NONE, CAIRN_NONE}};
     if (!reply.values)
         return crn_no_memory(error);
@@ -157,7 +148,8 @@ static cairn_status find_best(const crn_task *task, rounding *r, int64_t budget_
         attempt a = {.task = task, .rounding = r, .goal = &goal, .best = best};
         CRN_TRY(attempt_goal(&a, error));
         answer->stopped_early = a.stopped_early;
-        answer->iterations = crn_max(answer->iterations, crn_work_limit(task, a.iterations / ITERATIONS_EACH));
+        answer->iterations =
+            crn_max(answer->iterations, crn_work_limit(task, a.iterations / CRN_HIGHS_ITERATIONS_EACH));
     }
     return CAIRN_OK;
 }

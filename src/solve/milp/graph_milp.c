@@ -23,10 +23,6 @@
 
 #include "solve/milp/frontier_best.h"
 
-/* Work without a time limit: simplex iterations times entries, a minute or two; and iterations to one of --iterations. */
-#define WORK_MAX ((int64_t)25000000000)
-enum { ITERATIONS_EACH = 100 };
-
 /* The graphs that graph-exact is asked about first. */
 enum { EXACT_NODES_MIN = 20, EXACT_NODES_MAX = 64 };
 
@@ -131,13 +127,6 @@ typedef struct attempt {
     crn_frontier_trial trial; /* of what HiGHS proposed */
 } attempt;
 
-static int64_t iterations_of(const crn_task *task, const crn_linear_program *linear)
-{
-    if (task->settings->iterations >= 0)
-        return crn_min(task->settings->iterations, INT32_MAX) * ITERATIONS_EACH;
-    return task->deadline_ns != CAIRN_NONE ? INT64_MAX : WORK_MAX / (linear->entries + 1) + 1;
-}
-
 /* The best schedule so far as a frontier plan, where it is one that fits. */
 static cairn_status find_start(attempt *a, double *values, cairn_error *error)
 {
@@ -203,7 +192,7 @@ static cairn_status attempt_program(attempt *a, cairn_error *error)
         return crn_no_memory(error);
     a->question = (crn_highs_question){.program = &a->program->linear,
                                        .gap = a->program->objective_gap,
-                                       .iterations_max = iterations_of(a->task, &a->program->linear),
+                                       .iterations_max = crn_highs_iterations(a->task, &a->program->linear),
                                        .progress = {"branch and bound", 0, CAIRN_NONE, CAIRN_NONE, a->lower_bound_ns}};
     if (a->best->found && !a->goal->minimize_peak)
         a->question.progress.best_ns = a->best->replay.makespan_ns;
@@ -350,7 +339,7 @@ static cairn_status improve_answer(const crn_task *task, milp *s, int64_t budget
         proved = (proof){.stopped_early = true, .bound = CAIRN_NONE};
     else if (best->replay.makespan_ns > answer->lower_bound_ns)
         CRN_TRY(try_to_improve(task, s, &goal, answer->lower_bound_ns, best, &proved, error));
-    answer->iterations = crn_work_limit(task, proved.iterations / ITERATIONS_EACH);
+    answer->iterations = crn_work_limit(task, proved.iterations / CRN_HIGHS_ITERATIONS_EACH);
     answer->optimal_in_class = proved.closed;
     answer->stopped_early = proved.stopped_early;
     if (!proved.closed)

@@ -151,6 +151,16 @@ cairn_status crn_highs_available(cairn_error *error)
 
 /* ---- one solve ---- */
 
+/* Work of one program without a time limit, simplex iterations times entries: a minute or two. */
+#define WORK_MAX ((int64_t)25000000000)
+
+int64_t crn_highs_iterations(const crn_task *task, const crn_linear_program *program)
+{
+    if (task->settings->iterations >= 0)
+        return crn_min(task->settings->iterations, INT32_MAX) * CRN_HIGHS_ITERATIONS_EACH;
+    return task->deadline_ns != CAIRN_NONE ? INT64_MAX : WORK_MAX / (program->entries + 1) + 1;
+}
+
 typedef struct run {
     const crn_task *task;
     const crn_highs_question *question;

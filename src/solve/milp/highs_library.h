@@ -1,9 +1,11 @@
 /*
  * HiGHS, found at run time: the open MILP solver of Huangfu and Hall (2018) and others, behind one call.
  *
- * The library is looked for when it is asked for: where the environment variable CAIRN_HIGHS_LIBRARY names a file, that
- * file and no other; else libhighs.so, wherever the dynamic linker finds it. Nothing is needed to build Cairn, and what
- * is not there is "unavailable". highs_library.c is the only file that names HiGHS's functions.
+ * The library is looked for when it is asked for. Where the environment variable CAIRN_HIGHS_LIBRARY names a file, it is
+ * that file and no other. Else it is the first of these that can be loaded: the file that the build was told of
+ * (CAIRN_HIGHS), libhighs.so beside libcairn, that of the Python package highsbox beside an installed Cairn, and what the
+ * dynamic linker finds. Nothing is needed to build Cairn, and what is not there is "unavailable". highs_library.c is the
+ * only file that names HiGHS's functions.
  */
 #ifndef CRN_HIGHS_LIBRARY_H
 #define CRN_HIGHS_LIBRARY_H
@@ -22,6 +24,11 @@ typedef struct crn_linear_program {
     int32_t *row_begin, *index;
     double *value;
 } crn_linear_program;
+
+/** Simplex iterations to one of option iterations. */
+enum { CRN_HIGHS_ITERATIONS_EACH = 100 };
+/** Simplex iterations that one program may take: by option iterations, else by the clock or a limit on work. */
+int64_t crn_highs_iterations(const crn_task *task, const crn_linear_program *program);
 
 /** How to solve one. */
 typedef struct crn_highs_question {

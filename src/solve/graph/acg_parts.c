@@ -223,7 +223,6 @@ static bool add_parts(crn_acg *a, const crn_acg_part *parent, int32_t after, int
             part = a->owner[leader] = part_new(a, a->member_count[leader], parent->depth + 1);
             if (!part)
                 return false;
-            part->child_after = after;
             part->child_until = until;
             part->sibling = *list;
             *list = part;
@@ -356,14 +355,13 @@ static void reach_position(crn_acg_part *part, int32_t q, int64_t s)
 /* Recursion is at most PARTS_DEEP_MAX deep. */
 int64_t crn_acg_solve(crn_acg_part *part, int64_t s)
 {
-    part->cost = 0;
     if (part->before[part->count] <= s)
         return 0;
     solve_children(part, s);
     part->least[0] = 0;
     for (int32_t q = 1; q < part->positions; q++)
         reach_position(part, q, s);
-    return part->cost = part->least[part->positions - 1];
+    return part->least[part->positions - 1];
 }
 
 int64_t crn_acg_mark(crn_acg *a, const crn_acg_part *part, int64_t s)

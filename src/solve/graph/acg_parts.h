@@ -27,13 +27,11 @@ struct crn_acg_part {
     crn_acg_piece *piece;  /* of positions p < q: piece[q * (q - 1) / 2 + p] */
     crn_acg_part *child;   /* parts between neighbouring narrow positions */
     crn_acg_part *sibling; /* the next child of the same parent */
-    int32_t child_after;   /* of a child: the position of the parent at which its place begins */
-    int32_t child_until;   /* and ends */
+    int32_t child_until;   /* of a child: the position of the parent at which its place ends */
     /* under the present bound */
     int64_t *least, *inner; /* c(q); sum of c over the children that end at q, INT64_MAX where there are none */
     int32_t *from;
     uint8_t *way;
-    int64_t cost; /* c of the part */
 };
 
 typedef struct crn_acg {

@@ -2,13 +2,14 @@
 
 #include <string.h>
 
+/* Arcs looked at between two questions whether to stop: some tenths of a millisecond. */
 enum { POLL_STEPS = 100000 };
 
 bool crn_flow_network_new(const crn_task *task, crn_arena *arena, int32_t node_max, int32_t arc_max,
                           crn_flow_network *network)
 {
     size_t nodes = (size_t)node_max, arcs = 2 * (size_t)arc_max;
-    *network = (crn_flow_network){.arc_max = 2 * arc_max, .task = task};
+    *network = (crn_flow_network){.task = task};
     return (network->first = crn_arena_alloc(arena, nodes, sizeof(int32_t))) &&
            (network->level = crn_arena_alloc(arena, nodes, sizeof(int32_t))) &&
            (network->current = crn_arena_alloc(arena, nodes, sizeof(int32_t))) &&
@@ -35,11 +36,10 @@ static void half_arc(crn_flow_network *network, int32_t from, int32_t to, int64_
     network->first[from] = arc;
 }
 
-int32_t crn_flow_arc(crn_flow_network *network, int32_t from, int32_t to, int64_t capacity)
+void crn_flow_arc(crn_flow_network *network, int32_t from, int32_t to, int64_t capacity)
 {
     half_arc(network, from, to, capacity);
     half_arc(network, to, from, 0);
-    return network->arc_count - 2;
 }
 
 static bool is_stopped(crn_flow_network *network, int32_t steps)

@@ -134,7 +134,7 @@ static void try_rule(const crn_task *task, baseline *b, int64_t budget_bytes)
 
 /*
  * Articulation points of the forward graph by Tarjan's lowpoints (1972), iteratively, over storages and undirected
- * edges. adjacency: a storage's users and what its nodes read.
+ * edges. The neighbours of a storage are what its root reads, and the storages of the nodes that read it.
  */
 typedef struct tarjan {
     const crn_graph_model *model;
@@ -230,7 +230,8 @@ static cairn_status baseline_fill(const crn_task *task, baseline *b, bool articu
 {
     CRN_TRY(crn_graph_model_new(task, &b->model, error));
     size_t n = (size_t)b->model->node_count;
-    int32_t capacity = crn_sequence_capacity(b->model->node_count, b->rule == RULE_LOG ? 16 : 3);
+    int32_t times = b->rule == RULE_LOG ? CRN_BINOMIAL_TIMES : CRN_REPLAN_TIMES;
+    int32_t capacity = crn_sequence_capacity(b->model->node_count, times);
     CRN_TRY(crn_sequence_eval_new(b->model, &b->arena, capacity, &b->eval, error));
     CRN_TRY(crn_replan_new(b->model, &b->arena, capacity, &b->replan, error));
     bool fits = (b->candidates = crn_arena_alloc(&b->arena, n, sizeof(int32_t))) &&
@@ -272,6 +273,7 @@ static cairn_status baseline_least(const crn_task *task, void *session, crn_leas
     if (b->smallest_peak_bytes < INT64_MAX)
         least->bytes = b->smallest_peak_bytes;
     least->is_exact = least->bytes == least->lower_bytes;
+    least->is_rough = !least->is_exact && !b->is_complete;
     return CAIRN_OK;
 }
 

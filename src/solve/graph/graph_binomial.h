@@ -15,7 +15,8 @@
 #include "base/queue.h"
 #include "solve/graph/graph_replan.h"
 
-enum { CRN_BINOMIAL_SLOTS_MAX = 16 };
+/** The most slots, and the computations of a node, on average, for which there is room. */
+enum { CRN_BINOMIAL_SLOTS_MAX = 16, CRN_BINOMIAL_TIMES = 16 };
 
 typedef struct crn_binomial {
     crn_replan *replan;

@@ -40,7 +40,7 @@ static cairn_status online_fill(const crn_task *task, online *o, cairn_error *er
 {
     CRN_TRY(crn_graph_model_new(task, &o->model, error));
     CRN_TRY(crn_walk_new(o->model, &o->walk, error));
-    int32_t capacity = crn_sequence_capacity(o->model->node_count, 8);
+    int32_t capacity = crn_sequence_capacity(o->model->node_count, CRN_WALK_TIMES);
     CRN_TRY(crn_sequence_eval_new(o->model, &o->arena, capacity, &o->eval, error));
     bool made = crn_sequence_new(&o->arena, capacity, &o->trial) && crn_sequence_new(&o->arena, capacity, &o->smallest);
     return made ? CAIRN_OK : crn_no_memory(error);

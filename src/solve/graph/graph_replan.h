@@ -9,6 +9,9 @@
 
 #include "solve/graph/graph_sequence.h"
 
+/** Computations of a node for which a replan gets room; it makes two at most. */
+enum { CRN_REPLAN_TIMES = 3 };
+
 typedef struct crn_replan {
     const crn_graph_model *model;
     int32_t turn;  /* the first node of the backward */

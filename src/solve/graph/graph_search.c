@@ -16,14 +16,13 @@
  * output more than once. Sources: Belady (1966), Kirisame et al. (DTR, 2021) for the eviction rule; Shaw (1998)
  * for ruin and repair; Jain et al. (Checkmate, 2020) for the problem.
  */
-#include "solve/graph/graph_bound.h"
 #include "solve/graph/graph_descent.h"
 #include "solve/graph/graph_improve.h"
 #include "solve/graph/graph_online.h"
 #include "solve/graph/graph_sweep.h"
 #include "solve/graph/graph_tiny.h"
 
-enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000, TIMES_COMPUTED = 8 };
+enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000 };
 enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
 
 _Static_assert((int)RULES <= (int)CRN_DESCENT_RULES_MAX, "a descent follows every rule");
@@ -104,7 +103,7 @@ static void begin_smallest(search *s)
 static cairn_status search_fill(const crn_task *task, search *s, cairn_error *error)
 {
     CRN_TRY(crn_graph_model_new(task, &s->model, error));
-    int32_t capacity = crn_sequence_capacity(s->model->node_count, TIMES_COMPUTED);
+    int32_t capacity = crn_sequence_capacity(s->model->node_count, CRN_WALK_TIMES);
     CRN_TRY(crn_walk_new(s->model, &s->walk, error));
     if (!crn_sequence_new(&s->arena, capacity, &s->scratch) || !crn_sequence_new(&s->arena, capacity, &s->smallest))
         return crn_no_memory(error);
@@ -448,7 +447,7 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
 static int64_t search_memory(const crn_task *task)
 {
     const cairn_graph *graph = cairn_problem_graph(task->problem);
-    int64_t edges = 0, nodes = graph->node_count, events = crn_sequence_capacity(graph->node_count, TIMES_COMPUTED);
+    int64_t edges = 0, nodes = graph->node_count, events = crn_sequence_capacity(graph->node_count, CRN_WALK_TIMES);
     for (int32_t v = 0; v < graph->node_count; v++)
         edges += graph->nodes[v].dep_count + 1;
     return (ISLANDS + 2) * 80 * events + nodes * 800 + edges * 128 + (1 << 20);

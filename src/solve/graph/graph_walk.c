@@ -3,8 +3,17 @@
 #include <math.h>
 #include <string.h>
 
-enum { ANCESTORS_MAX = 64, UNLOCKS_MAX = 64, POLL_STEPS = 10000 };
-enum { SCANNED_NODES = 1000, LOOKS_MAX = 64, REFRESHED = 8, LIMITED_STEPS = 30000000 };
+/* Missing ancestors that a recompute cost counts; evictions of waiting values while one node is under way. */
+enum { ANCESTORS_MAX = 64, UNLOCKS_MAX = 64 };
+
+/*
+ * From SCANNED_NODES nodes on, the residents are a heap: then an eviction looks at LOOKS_MAX of them at most, and updates
+ * REFRESHED old prices.
+ */
+enum { SCANNED_NODES = 1000, LOOKS_MAX = 64, REFRESHED = 8 };
+
+/* Prices computed between two questions whether to stop, and in all by walks whose work is limited (crn_walk_limit). */
+enum { POLL_STEPS = 10000, LIMITED_STEPS = 30000000 };
 
 struct crn_walk {
     const crn_graph_model *model;

@@ -25,6 +25,9 @@ typedef struct crn_walk_rule {
     const float *weight;     /* of a storage's wait for each of its uses, indexed as model->use; NULL = 1 */
 } crn_walk_rule;
 
+/** Computations of a node, on average, for which sequences of walks have room: sessions hand them to each other. */
+enum { CRN_WALK_TIMES = 8 };
+
 typedef struct crn_walk crn_walk;
 
 cairn_status crn_walk_new(const crn_graph_model *model, crn_walk **walk, cairn_error *error);

@@ -101,7 +101,7 @@ static cairn_status measure(const crn_task *task, crn_acg *a, cairn_error *error
 static cairn_status fill(const crn_task *task, crn_acg *a, cairn_error *error)
 {
     CRN_TRY(crn_graph_model_new(task, &a->model, error));
-    int32_t capacity = crn_sequence_capacity(a->model->node_count, 3);
+    int32_t capacity = crn_sequence_capacity(a->model->node_count, CRN_REPLAN_TIMES);
     CRN_TRY(crn_sequence_eval_new(a->model, &a->arena, capacity, &a->eval, error));
     CRN_TRY(crn_replan_new(a->model, &a->arena, capacity, &a->replan, error));
     a->replan.turn = crn_replan_find_turn(&a->replan, cairn_problem_graph(task->problem), &a->eval);
@@ -141,6 +141,7 @@ static cairn_status select_acg_least(const crn_task *task, void *session, crn_le
     (void)task;
     (void)error;
     least->bytes = a->peak_bytes == INT64_MAX ? CAIRN_NONE : a->peak_bytes;
+    least->is_rough = a->stopped_early;
     return CAIRN_OK;
 }
 

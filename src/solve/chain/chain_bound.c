@@ -31,13 +31,13 @@
 /* What all cuts of a stage take for each point of each level. */
 enum { POINT_NS = 70 };
 
-static const crn_halving_grain grains[] = {
+static const crn_halving_resolution resolutions[] = {
     {8, 11, 16, 256}, {48, 12, 20, 160}, {400, 11, 16, 128}, {1500, 10, 12, 96}, {20000, 9, 8, 48}};
 
 /* Where a part is cut: so many eighths of it are its lower half. One table each; the best counts. */
 static const int32_t cuts[] = {2, 4, 5};
 
-enum { GRAINS = sizeof(grains) / sizeof(grains[0]), CUTS = sizeof(cuts) / sizeof(cuts[0]) };
+enum { RESOLUTIONS = sizeof(resolutions) / sizeof(resolutions[0]), CUTS = sizeof(cuts) / sizeof(cuts[0]) };
 
 /* ---- the table ---- */
 
@@ -69,7 +69,7 @@ static void place_levels(crn_halving *b)
         for (int32_t k = 0; k < crn_stage(b->model, l)->option_count; k++)
             least = crn_min(least,
                             crn_halving_units(b, crn_backward_bytes(b->model, l, &crn_stage(b->model, l)->options[k])));
-    int64_t low = crn_halving_whole_cells(b, least), span = crn_halving_cells(b) - low, levels = b->grain.levels;
+    int64_t low = crn_halving_whole_cells(b, least), span = crn_halving_cells(b) - low, levels = b->resolution.levels;
     for (int64_t i = 0; i < levels; i++)
         b->top[i] = (int32_t)(low + span * (i + 1) * (i + 1) / (levels * levels));
 }
@@ -97,16 +97,16 @@ static table *table_new(const crn_task *task, const crn_chain_model *model, int 
     return NULL;
 }
 
-static const crn_halving_grain *grain_for(int64_t n)
+static const crn_halving_resolution *resolution_for(int64_t n)
 {
-    for (int i = 0; i < GRAINS; i++)
-        if (n <= grains[i].stages_max)
-            return &grains[i];
+    for (int i = 0; i < RESOLUTIONS; i++)
+        if (n <= resolutions[i].stages_max)
+            return &resolutions[i];
     return NULL;
 }
 
 /* A bounder for every cut that differs from the ones before; returns how many there are. */
-static int make_bounders(const crn_halving *like, crn_halving *bounders, crn_halving_shop *shops, crn_arena *arena)
+static int make_bounders(const crn_halving *like, crn_halving *bounders, crn_halving_buffers *buffers, crn_arena *arena)
 {
     bool has_threads = crn_team_size(like->task->team) > 1;
     int count = 0;
@@ -119,7 +119,7 @@ static int make_bounders(const crn_halving *like, crn_halving *bounders, crn_hal
         crn_halving *b = &bounders[count];
         *b = *like;
         b->cut = cuts[i];
-        b->shop = &shops[has_threads ? count : 0];
+        b->buffers = &buffers[has_threads ? count : 0];
         b->whole_ns = crn_arena_alloc(arena, (size_t)crn_halving_cells(like) + 1, sizeof(*b->whole_ns));
         b->failed = !b->whole_ns;
         count++;
@@ -148,10 +148,10 @@ static bool any_failed(const crn_halving *bounders, int count)
 static bool bound_by_cuts(const crn_halving *like, table *made)
 {
     crn_arena arena;
-    crn_halving_shop shops[CUTS] = {{.maker = NULL}};
+    crn_halving_buffers buffers[CUTS] = {{.maker = NULL}};
     crn_halving bounders[CUTS];
     crn_arena_init(&arena, like->allocator);
-    int count = make_bounders(like, bounders, shops, &arena);
+    int count = make_bounders(like, bounders, buffers, &arena);
     bool failed = any_failed(bounders, count);
     if (!failed) {
         crn_team_run(like->task->team, count, crn_halving_run, bounders);
@@ -159,7 +159,7 @@ static bool bound_by_cuts(const crn_halving *like, table *made)
         if (!failed && !*like->stopped)
             take_best(bounders, count, made);
         for (int i = 0; i < count; i++)
-            crn_halving_close_shop(&bounders[i]);
+            crn_halving_free_buffers(&bounders[i]);
     }
     crn_arena_clear(&arena);
     return !failed;
@@ -171,10 +171,10 @@ static cairn_status make_table(const crn_task *task, const crn_chain_model *mode
     atomic_bool stopped = false;
     crn_halving like = {.task = task,
                         .model = model,
-                        .grain = *grain_for(model->n),
+                        .resolution = *resolution_for(model->n),
                         .allocator = crn_allocator(task->env),
                         .stopped = &stopped};
-    *made = table_new(task, model, like.grain.cells_log2);
+    *made = table_new(task, model, like.resolution.cells_log2);
     if (!*made)
         return crn_no_memory(error);
     like.full_bytes = (*made)->full_bytes;
@@ -190,8 +190,8 @@ static cairn_status make_table(const crn_task *task, const crn_chain_model *mode
 /* Whether all cuts end in time, roughly and on one thread. Half a table is none, so that none is begun in vain. */
 static bool has_time(const crn_task *task, int64_t n)
 {
-    const crn_halving_grain *fineness = grain_for(n);
-    int64_t work_ns = n * fineness->levels * fineness->points * POINT_NS;
+    const crn_halving_resolution *resolution = resolution_for(n);
+    int64_t work_ns = n * resolution->levels * resolution->points * POINT_NS;
     return task->deadline_ns == CAIRN_NONE || work_ns <= task->deadline_ns - crn_clock_ns();
 }
 
@@ -223,7 +223,7 @@ static cairn_status raise_makespan(const crn_task *task, void **kept, int64_t bu
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     table *made = *kept;
-    if (!chain || task->machine || budget_bytes == CAIRN_NONE || !grain_for(chain->stage_count))
+    if (!chain || task->machine || budget_bytes == CAIRN_NONE || !resolution_for(chain->stage_count))
         return CAIRN_OK;
     if (!made)
         CRN_TRY(table_for(task, budget_bytes, &made, error));

@@ -15,9 +15,9 @@ static const crn_front zero = {&nothing, 1};
 static int32_t front_points(const crn_halving *b, int32_t lo, int32_t hi)
 {
     int64_t ways = 1;
-    for (int32_t l = lo; l <= hi && ways < b->grain.points; l++)
+    for (int32_t l = lo; l <= hi && ways < b->resolution.points; l++)
         ways *= crn_stage(b->model, l)->option_count + 2;
-    return (int32_t)crn_min(ways, b->grain.points);
+    return (int32_t)crn_min(ways, b->resolution.points);
 }
 
 static void part_clear(const crn_halving *b, crn_halving_part *p)
@@ -43,7 +43,7 @@ static bool part_begin(crn_halving *b, crn_halving_part *p, int32_t lo, int32_t 
     p->point_count = 0;
     if (!p->after_ns)
         p->after_ns = crn_alloc(&b->allocator, (size_t)crn_halving_cells(b) + 1, sizeof(*p->after_ns));
-    size_t points = (size_t)front_points(b, lo, hi) * 4 * (size_t)b->grain.levels;
+    size_t points = (size_t)front_points(b, lo, hi) * 4 * (size_t)b->resolution.levels;
     b->failed |= !p->after_ns || !reserve_points(b, p, points);
     return !b->failed;
 }
@@ -51,18 +51,18 @@ static bool part_begin(crn_halving *b, crn_halving_part *p, int32_t lo, int32_t 
 /* NULL when memory fails. */
 static crn_halving_part *halves_at(crn_halving *b, int depth)
 {
-    if (!b->shop->halves[depth])
-        b->shop->halves[depth] = crn_alloc_zero(&b->allocator, 2, sizeof(crn_halving_part));
-    b->failed |= !b->shop->halves[depth];
-    return b->shop->halves[depth];
+    if (!b->buffers->halves[depth])
+        b->buffers->halves[depth] = crn_alloc_zero(&b->allocator, 2, sizeof(crn_halving_part));
+    b->failed |= !b->buffers->halves[depth];
+    return b->buffers->halves[depth];
 }
 
 /* Ends a front of the part. */
 static crn_front end_front(const crn_halving *b, crn_halving_part *p, int64_t floor_ns)
 {
     crn_point *points = p->points + p->point_count;
-    int32_t most = (int32_t)crn_min(b->grain.points, (int64_t)(p->point_capacity - p->point_count));
-    int32_t count = crn_front_end(b->shop->maker, floor_ns, points, most);
+    int32_t most = (int32_t)crn_min(b->resolution.points, (int64_t)(p->point_capacity - p->point_count));
+    int32_t count = crn_front_end(b->buffers->maker, floor_ns, points, most);
     p->point_count += (size_t)count;
     return (crn_front){points, count};
 }
@@ -70,10 +70,10 @@ static crn_front end_front(const crn_halving *b, crn_halving_part *p, int64_t fl
 /* Unites fronts in a scratch list. */
 static crn_front unite(const crn_halving *b, const crn_front *fronts, int count, crn_point *scratch)
 {
-    crn_front_begin(b->shop->maker);
+    crn_front_begin(b->buffers->maker);
     for (int i = 0; i < count; i++)
-        crn_front_add_sums(b->shop->maker, zero, fronts[i]);
-    return (crn_front){scratch, crn_front_end(b->shop->maker, 0, scratch, 4 * b->grain.points)};
+        crn_front_add_sums(b->buffers->maker, zero, fronts[i]);
+    return (crn_front){scratch, crn_front_end(b->buffers->maker, 0, scratch, 4 * b->resolution.points)};
 }
 
 /* ---- where parts are cut ---- */
@@ -151,14 +151,14 @@ static void fill_stage_level(crn_halving *b, crn_halving_part *p, crn_halving_le
     bool is_first = p->lo == 1;
     v->empty_ns = crn_min(CRN_FRONT_NEVER, p->first_ns + anew_ns);
     v->kept[0][0] = v->kept[1][0] = (crn_front){NULL, 0}; /* what is kept is a value of the last stage, the only one */
-    crn_front_begin(b->shop->maker);
-    crn_front_add_sums(b->shop->maker, (crn_front){&output, 1}, zero);
+    crn_front_begin(b->buffers->maker);
+    crn_front_add_sums(b->buffers->maker, (crn_front){&output, 1}, zero);
     if (is_first)
-        crn_front_add_sums(b->shop->maker, (crn_front){saved, stage->option_count}, zero);
+        crn_front_add_sums(b->buffers->maker, (crn_front){saved, stage->option_count}, zero);
     v->kept[0][1] = end_front(b, p, 0);
-    crn_front_begin(b->shop->maker);
+    crn_front_begin(b->buffers->maker);
     if (!is_first)
-        crn_front_add_sums(b->shop->maker, (crn_front){saved, stage->option_count}, zero);
+        crn_front_add_sums(b->buffers->maker, (crn_front){saved, stage->option_count}, zero);
     v->kept[1][1] = end_front(b, p, 0);
 }
 
@@ -166,7 +166,7 @@ static void fill_stage(crn_halving *b, crn_halving_part *p)
 {
     p->first_ns = crn_min(CRN_FRONT_NEVER, least_forward_ns(crn_stage(b->model, p->lo)));
     fill_stage_after(b, p);
-    for (int32_t i = 0; i < b->grain.levels; i++) {
+    for (int32_t i = 0; i < b->resolution.levels; i++) {
         crn_halving_level *v = &p->levels[i];
         v->number = count_fitting(b, p->lo, b->top[i]);
         if (i > 0 && v->number == (v - 1)->number)
@@ -201,7 +201,7 @@ static crn_front kept_meanwhile(const crn_halving *b, const crn_halving_level *l
 {
     crn_front fronts[5] = {lower->kept[0][1], lower->kept[1][1], lower->kept[0][0], lower->kept[1][0]};
     fronts[4] = front_of_empty(lower, empty);
-    return unite(b, fronts, is_stage ? 2 : 5, b->shop->scratch[0]);
+    return unite(b, fronts, is_stage ? 2 : 5, b->buffers->scratch[0]);
 }
 
 static void fill_after(const crn_halving *b, crn_halving_part *p, const crn_halving_part *lower,
@@ -212,7 +212,7 @@ static void fill_after(const crn_halving *b, crn_halving_part *p, const crn_halv
         p->after_ns[i] = CRN_FRONT_NEVER;
     crn_point empty;
     crn_front kept = {NULL, 0};
-    for (int32_t v = 0; v < b->grain.levels; v++) {
+    for (int32_t v = 0; v < b->resolution.levels; v++) {
         if (v == 0 || lower->levels[v].number != lower->levels[v - 1].number)
             kept = kept_meanwhile(b, &lower->levels[v], upper->lo == upper->hi, &empty);
         for (int32_t i = 0; i < kept.count; i++) {
@@ -232,15 +232,15 @@ static void fill_front(crn_halving *b, crn_halving_part *p, crn_halving_level *v
     crn_point points[2];
     crn_front lower_empty = front_of_empty(lower, &points[0]), upper_empty = front_of_empty(upper, &points[1]);
     for (int needs = 0; needs < 2; needs++) {
-        crn_front any = unite(b, lower->kept[needs], 2, b->shop->scratch[needs]);
+        crn_front any = unite(b, lower->kept[needs], 2, b->buffers->scratch[needs]);
         for (int has = 0; has < 2; has++) {
-            crn_front_begin(b->shop->maker);
-            crn_front_add_sums(b->shop->maker, any, upper->kept[0][has]);
-            crn_front_add_sums(b->shop->maker, lower->kept[needs][1], upper->kept[1][has]);
+            crn_front_begin(b->buffers->maker);
+            crn_front_add_sums(b->buffers->maker, any, upper->kept[0][has]);
+            crn_front_add_sums(b->buffers->maker, lower->kept[needs][1], upper->kept[1][has]);
             if (needs == 0)
-                crn_front_add_sums(b->shop->maker, lower_empty, upper->kept[0][has]);
+                crn_front_add_sums(b->buffers->maker, lower_empty, upper->kept[0][has]);
             if (has == 0)
-                crn_front_add_sums(b->shop->maker, upper_empty, any);
+                crn_front_add_sums(b->buffers->maker, upper_empty, any);
             v->kept[needs][has] = end_front(b, p, floor_ns);
         }
     }
@@ -249,7 +249,7 @@ static void fill_front(crn_halving *b, crn_halving_part *p, crn_halving_level *v
 static void fill_levels(crn_halving *b, crn_halving_part *p, const crn_halving_part *lower,
                         const crn_halving_part *upper)
 {
-    for (int32_t i = 0; i < b->grain.levels; i++) {
+    for (int32_t i = 0; i < b->resolution.levels; i++) {
         crn_halving_level *v = &p->levels[i];
         const crn_halving_level *l = &lower->levels[i], *u = &upper->levels[i];
         int64_t after_ns = p->after_ns[b->top[i]];
@@ -301,39 +301,40 @@ static bool build(crn_halving *b, crn_halving_part *p, int depth, int32_t lo, in
 
 /* ---- one cut ---- */
 
-static bool open_shop(crn_halving *b)
+static bool make_buffers(crn_halving *b)
 {
-    crn_halving_shop *shop = b->shop;
-    if (!shop->maker)
-        shop->maker = crn_front_maker_new(&b->allocator);
-    b->failed |= !shop->maker;
+    crn_halving_buffers *buffers = b->buffers;
+    if (!buffers->maker)
+        buffers->maker = crn_front_maker_new(&b->allocator);
+    b->failed |= !buffers->maker;
     for (int i = 0; i < 2; i++) {
-        if (!shop->scratch[i])
-            shop->scratch[i] = crn_alloc(&b->allocator, 4 * (size_t)b->grain.points, sizeof(*shop->scratch[i]));
-        b->failed |= !shop->scratch[i];
+        if (!buffers->scratch[i])
+            buffers->scratch[i] =
+                crn_alloc(&b->allocator, 4 * (size_t)b->resolution.points, sizeof(*buffers->scratch[i]));
+        b->failed |= !buffers->scratch[i];
     }
     return !b->failed;
 }
 
-void crn_halving_close_shop(const crn_halving *b)
+void crn_halving_free_buffers(const crn_halving *b)
 {
-    crn_halving_shop *shop = b->shop;
-    for (int depth = 0; depth < CRN_HALVING_DEPTH_MAX && shop->halves[depth]; depth++) {
-        part_clear(b, &shop->halves[depth][0]);
-        part_clear(b, &shop->halves[depth][1]);
-        crn_free(&b->allocator, shop->halves[depth], 2, sizeof(crn_halving_part));
+    crn_halving_buffers *buffers = b->buffers;
+    for (int depth = 0; depth < CRN_HALVING_DEPTH_MAX && buffers->halves[depth]; depth++) {
+        part_clear(b, &buffers->halves[depth][0]);
+        part_clear(b, &buffers->halves[depth][1]);
+        crn_free(&b->allocator, buffers->halves[depth], 2, sizeof(crn_halving_part));
     }
-    part_clear(b, &shop->whole);
+    part_clear(b, &buffers->whole);
     for (int i = 0; i < 2; i++)
-        crn_free(&b->allocator, shop->scratch[i], 4 * (size_t)b->grain.points, sizeof(*shop->scratch[i]));
-    crn_front_maker_free(shop->maker);
-    *shop = (crn_halving_shop){.maker = NULL}; /* others may share it */
+        crn_free(&b->allocator, buffers->scratch[i], 4 * (size_t)b->resolution.points, sizeof(*buffers->scratch[i]));
+    crn_front_maker_free(buffers->maker);
+    *buffers = (crn_halving_buffers){.maker = NULL}; /* others may share it */
 }
 
 void crn_halving_run(void *context, int64_t i, int worker)
 {
     crn_halving *b = (crn_halving *)context + i;
     b->polls = worker == 0; /* on the caller's thread */
-    if (open_shop(b) && build(b, &b->shop->whole, 0, 1, b->model->n))
-        memcpy(b->whole_ns, b->shop->whole.after_ns, ((size_t)crn_halving_cells(b) + 1) * sizeof(*b->whole_ns));
+    if (make_buffers(b) && build(b, &b->buffers->whole, 0, 1, b->model->n))
+        memcpy(b->whole_ns, b->buffers->whole.after_ns, ((size_t)crn_halving_cells(b) + 1) * sizeof(*b->whole_ns));
 }

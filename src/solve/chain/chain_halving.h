@@ -15,10 +15,10 @@ enum { CRN_HALVING_LEVELS_MAX = 32, CRN_HALVING_DEPTH_MAX = 64 };
 #define CRN_HALVING_UNITS CRN_FRONT_BYTES_MAX
 
 /** How fine: 2^cells_log2 cells of room, levels of room for fronts, points of a front. Longer chains get no bound. */
-typedef struct crn_halving_grain {
+typedef struct crn_halving_resolution {
     int64_t stages_max;
     int cells_log2, levels, points;
-} crn_halving_grain;
+} crn_halving_resolution;
 
 /** What may be kept of a part, something at least, and the least time that the part then takes in all. */
 typedef struct crn_halving_level {
@@ -38,23 +38,23 @@ typedef struct crn_halving_part {
 } crn_halving_part;
 
 /** What one cut works with, and the next one after it on the same thread. */
-typedef struct crn_halving_shop {
+typedef struct crn_halving_buffers {
     crn_front_maker *maker;
     crn_point *scratch[2]; /* room for 4 fronts each */
     crn_halving_part whole;
     crn_halving_part *halves[CRN_HALVING_DEPTH_MAX]; /* the two parts at each depth; 20,000 stages go down 40 levels */
-} crn_halving_shop;
+} crn_halving_buffers;
 
 /** One cut. */
 typedef struct crn_halving {
     const crn_task *task;
     const crn_chain_model *model;
-    crn_halving_grain grain;
+    crn_halving_resolution resolution;
     int32_t cut;
     int64_t full_bytes; /* CRN_HALVING_UNITS */
     int32_t top[CRN_HALVING_LEVELS_MAX];
     int64_t *whole_ns; /* what was found: of cells of room */
-    crn_halving_shop *shop;
+    crn_halving_buffers *buffers;
     cairn_allocator allocator;
     atomic_bool *stopped; /* of all cuts */
     bool failed, polls;
@@ -68,12 +68,12 @@ static inline int64_t crn_halving_units(const crn_halving *b, int64_t bytes)
 
 static inline int32_t crn_halving_cells(const crn_halving *b)
 {
-    return 1 << b->grain.cells_log2;
+    return 1 << b->resolution.cells_log2;
 }
 
 static inline int64_t crn_halving_cell_units(const crn_halving *b, int64_t cells)
 {
-    return cells * (CRN_HALVING_UNITS >> b->grain.cells_log2);
+    return cells * (CRN_HALVING_UNITS >> b->resolution.cells_log2);
 }
 
 /* Whole cells. */
@@ -88,7 +88,7 @@ bool crn_halving_cut_alike(int32_t stages, int32_t cut, int32_t other);
 /** Runs cut i of an array of them, as an iteration of a team: fills in whole_ns, unless it failed or was stopped. */
 void crn_halving_run(void *context, int64_t i, int worker);
 
-/** Frees what a cut, and those that share its workshop, worked with. */
-void crn_halving_close_shop(const crn_halving *b);
+/** Frees what a cut, and those that share its buffers, worked with. */
+void crn_halving_free_buffers(const crn_halving *b);
 
 #endif

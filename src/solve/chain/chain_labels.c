@@ -1,7 +1,15 @@
 #include "solve/chain/chain_labels.h"
 
-/* W stays below 2^WEIGHT_LOG2, W * B below 2^PRODUCT_LOG2: times and costs then fit. Pieces beyond RUN_STEPS / n stages are not tried. */
-enum { WEIGHT_LOG2 = 58, PRODUCT_LOG2 = 92, RUN_MIN = 16, RUN_STEPS = 1 << 26, EIGHTHS = 8 };
+/* W stays below 2^WEIGHT_LOG2, W * B below 2^PRODUCT_LOG2: times and costs then fit. */
+enum { WEIGHT_LOG2 = 58, PRODUCT_LOG2 = 92, EIGHTHS = 8 };
+
+/* Recomputed pieces of more than RUN_STEPS / n stages are not tried, unless that is less than RUN_MIN. */
+enum { RUN_MIN = 16, RUN_STEPS = 1 << 26 };
+
+int32_t crn_labels_run_max(int64_t n)
+{
+    return (int32_t)crn_max(RUN_MIN, RUN_STEPS / n);
+}
 
 /* ---- making and freeing ---- */
 
@@ -23,7 +31,7 @@ bool crn_labels_init(crn_labels *labels, const crn_chain_model *model, const crn
     *labels = (crn_labels){.model = model,
                            .weight_ns = weight_of(model),
                            .full_bytes = crn_pieces_full_bytes(model, 1, model->n),
-                           .run_max = (int32_t)crn_max(RUN_MIN, RUN_STEPS / model->n),
+                           .run_max = crn_labels_run_max(model->n),
                            .allocator = crn_allocator(task->env)};
     return labels->weight_ns >> WEIGHT_LOG2 == 0 &&
            (crn_wide)labels->weight_ns * (crn_wide)labels->full_bytes >> PRODUCT_LOG2 == 0;

@@ -50,6 +50,8 @@ typedef struct crn_label_query {
 /** False: the numbers are too large for prices. Zeroed ones can be cleared. */
 bool crn_labels_init(crn_labels *labels, const crn_chain_model *model, const crn_task *task);
 void crn_labels_clear(crn_labels *labels);
+/** The longest recomputed piece that is tried in a chain of n stages: a pass over all of them takes some 2^26 steps. */
+int32_t crn_labels_run_max(int64_t n);
 /** Upper estimate of the bytes for n stages and a width. */
 int64_t crn_labels_memory(int64_t n, int32_t width);
 /**

@@ -277,10 +277,10 @@ static int64_t chain_lagrangian_memory(const crn_task *task)
     return crn_add_saturating(crn_labels_memory(n, widths[WIDTHS - 1]), crn_add_saturating(plans, 1 << 16));
 }
 
-/* Some 30 prices with one label each, and what widening may take. */
+/* As measured: bisection tries some 30 prices with one label each; widening takes up to STEPS_MAX steps. */
 static int64_t chain_lagrangian_work(const crn_task *task)
 {
-    int64_t n = cairn_problem_chain(task->problem)->stage_count, run = crn_min(n, crn_max(16, (1 << 26) / n));
+    int64_t n = cairn_problem_chain(task->problem)->stage_count, run = crn_min(n, crn_labels_run_max(n));
     int64_t once = crn_mul_saturating(n, run);
     return crn_add_saturating(crn_mul_saturating(once, 60), crn_min(STEPS_MAX, crn_mul_saturating(once, 1000)) * 4);
 }

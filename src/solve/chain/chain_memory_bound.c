@@ -26,9 +26,9 @@
  * backward: what is below j of them is counted at each alone(j). The bound is met wherever a schedule that starts again
  * from a[0] for each c can be had, which is so when base does not grow as c falls; else it may be too low.
  *
- * All ways to alone(j) leave the same, so the least peak is all that counts there; saved(j) leaves no less than alone(j),
- * so that its pairs are of use only below alone(j)'s peak. O(n) time for a bounded number of options. Lists of pairs that grow too long are thinned by merging two into one that
- * beats both: the bound gets lower, and still holds.
+ * All ways to alone(j) leave the same, so the least peak is all that counts there. saved(j) leaves no less than alone(j),
+ * so its pairs are of use only below alone(j)'s peak. Lists of pairs that grow too long are thinned by merging two into
+ * one that beats both: the bound gets lower, and still holds. O(n) time for a bounded number of options.
  */
 #include "solve/chain/chain_model.h"
 

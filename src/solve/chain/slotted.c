@@ -3,26 +3,25 @@
  */
 #include "solve/chain/slotted.h"
 
+#include "solve/chain/chain_pieces.h"
 #include "solve/chain/slotted_program.h"
 
 typedef struct session {
     crn_chain_table table;
-    int64_t full_bytes; /* m from which on everything can be saved with the fastest options */
+    int64_t full_bytes; /* m from which on everything can be kept, with the fastest options: emit_full */
     int64_t least_ns;   /* time of the schedule of least memory; CAIRN_NONE = not known yet */
 } session;
 
-static int64_t find_full_bytes(const crn_chain_model *model)
+/* m with which all outputs can be kept, and each stage saved with its fastest option right before its backward. */
+static int64_t outputs_bytes(const crn_chain_model *model)
 {
-    int64_t needed = 0, base = model->base[model->n];
+    int64_t needed = 0;
     for (int32_t l = model->n; l >= 1; l--) {
         const cairn_stage *stage = crn_stage(model, l);
-        const cairn_stage_option *option = &stage->options[crn_fastest_option(stage)];
-        bool passed = model->outputs_only && l < model->n; /* by then d[l] is current when it is saved */
-        int64_t save = crn_save_bytes(option) + (passed ? model->base[l] : base);
-        int64_t here = crn_max(save, crn_backward_bytes(model, l, option));
-        here = passed ? crn_max(here, base + crn_keep_bytes(stage)) : here;
-        int64_t kept = model->outputs_only ? stage->output_bytes : option->saved_bytes;
-        needed = l < model->n ? crn_max(here, kept + needed) : here;
+        int64_t here = crn_piece_save_bytes(model, l, l, &stage->options[crn_fastest_option(stage)]);
+        if (l < model->n)
+            here = crn_max(crn_max(here, model->base[model->n] + crn_keep_bytes(stage)), stage->output_bytes + needed);
+        needed = here;
     }
     return needed;
 }
@@ -43,7 +42,8 @@ cairn_status crn_slotted_open(const crn_task *task, bool outputs_only, void **st
     if (!made)
         return crn_no_memory(error);
     CRN_TRY(crn_chain_table_init(&made->table, task, outputs_only, error));
-    made->full_bytes = find_full_bytes(&made->table.model);
+    const crn_chain_model *model = &made->table.model;
+    made->full_bytes = outputs_only ? outputs_bytes(model) : crn_pieces_full_bytes(model, 1, model->n);
     made->least_ns = CAIRN_NONE;
     return CAIRN_OK;
 }

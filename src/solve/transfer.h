@@ -48,6 +48,7 @@ typedef struct crn_copy {
     bool pinned;        /* never offloaded: the input, what a kept alias holds, aliases that cannot be computed again */
     int32_t last_read;
     int32_t next_dropped, first_alias;
+    int32_t first_wait; /* CRN_NO_COPY where it has none; the others follow by crn_transfer.next_wait */
 } crn_copy;
 
 /** An alias in a copy's storage. */

@@ -110,7 +110,8 @@ static int32_t add_copy(reading *r, int32_t storage, cairn_op value, int64_t byt
                                  .end = CRN_NO_COPY,
                                  .last_read = birth,
                                  .next_dropped = CRN_NO_COPY,
-                                 .first_alias = CRN_NO_COPY};
+                                 .first_alias = CRN_NO_COPY,
+                                 .first_wait = CRN_NO_COPY};
     r->copy_of[storage] = made;
     r->last_use[made] = birth;
     return made;
@@ -321,14 +322,13 @@ static void sort_by_from(crn_transfer *t)
     t->from_begin[t->event_count] = t->wait_count;
 }
 
-/* newest: scratch, of a copy. */
-static void link_waits(crn_transfer *t, int32_t *newest)
+/* The waits of each copy, by the event that they end with. */
+static void link_waits(crn_transfer *t)
 {
-    for (int32_t c = 0; c < t->copy_count; c++)
-        newest[c] = CRN_NO_COPY;
     for (int32_t w = t->wait_count - 1; w >= 0; w--) {
-        t->next_wait[w] = newest[t->waits[w].copy];
-        newest[t->waits[w].copy] = w;
+        crn_copy *copy = &t->copies[t->waits[w].copy];
+        t->next_wait[w] = copy->first_wait;
+        copy->first_wait = w;
     }
 }
 
@@ -374,7 +374,7 @@ static cairn_status read_list(reading *r, const cairn_op *ops, int64_t count, ca
         return crn_fail(error, CAIRN_UNSUPPORTED, "a storage is computed anew while an alias holds the old one");
     measure_levels(r->transfer);
     close_waits(r->transfer);
-    link_waits(r->transfer, r->last_use);
+    link_waits(r->transfer);
     return CAIRN_OK;
 }
 

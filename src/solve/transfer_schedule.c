@@ -227,8 +227,8 @@ static bool has_alias(const playing *p, int32_t copy, const crn_alias *alias, in
     const crn_transfer *t = p->t;
     if (alias->created > event)
         return false;
-    for (int32_t w = 0; w < t->wait_count && t->waits[w].to <= event; w++)
-        if (t->waits[w].copy == copy && t->state[w] == BACK && p->offloaded[w] && t->waits[w].from >= alias->created &&
+    for (int32_t w = t->copies[copy].first_wait; w != CRN_NO_COPY && t->waits[w].to <= event; w = t->next_wait[w])
+        if (t->state[w] == BACK && p->offloaded[w] && t->waits[w].from >= alias->created &&
             alias->last_read < t->waits[w].to)
             return false;
     return true;

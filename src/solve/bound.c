@@ -4,12 +4,11 @@
  * Time. Every stage of a chain runs its backward once, with what a saving forward of the same option left; every node
  * of a graph is computed at least once. So
  *     chain: sum over l of min over k of uF_k[l] + uB_k[l],      graph: sum of cost_ns.
- * The methods of the registry raise that where they can: chains and graphs have one each.
+ * The methods of the registry (BOUND_MAP) raise that where they can, each from what the ones before have proved.
  *
  * Memory. An operation of a graph needs what it reads, what it makes and its workspace at once, besides what is always
- * resident; for chains, chain_memory_bound.c knows more.
+ * resident. The methods raise that, too: chain_memory_bound.c, graph_bound.c and graph_demand.c.
  */
-
 #include "problem/problem.h"
 #include "solve/solver.h"
 
@@ -26,11 +25,11 @@ static cairn_status unless_limited(const crn_task *task, cairn_status status)
 static cairn_status raise_by(const crn_task *task, int method, int64_t budget_bytes, int64_t *bound_ns,
                              cairn_error *error)
 {
-    const crn_bound_method *m = crn_bound_methods[method];
+    const crn_bound_method *asked = crn_bound_methods[method];
     void *own = NULL, **kept = task->bounds ? &task->bounds->kept[method] : &own;
-    cairn_status status = m->raise_makespan(task, kept, budget_bytes, bound_ns, error);
+    cairn_status status = asked->raise_makespan(task, kept, budget_bytes, bound_ns, error);
     if (own)
-        m->forget(task, own);
+        asked->forget(task, own);
     return unless_limited(task, status);
 }
 
@@ -71,7 +70,7 @@ void crn_bounds_forget(const crn_task *task)
 
 /* ---- memory ---- */
 
-/* Marks the storages that a node's computation touches, and adds up their bytes. */
+/* For the bytes of the storages that a node's computation touches: which of them were counted. */
 typedef struct touched {
     const cairn_graph *graph;
     int32_t *root; /* of a node: the one whose storage its output lies in */

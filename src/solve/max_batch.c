@@ -165,7 +165,8 @@ static cairn_status lower_by_time(hunt *h, int64_t low, int64_t *high, cairn_err
 
 /* ---- finding ---- */
 
-/* Where to ask next between low, which is possible, and high, which is not: at the middle one of the multiples of the
+/*
+ * Where to ask next between low, which is possible, and high, which is not: at the middle one of the multiples of the
  * measured batch there, or the middle if there is none.
  */
 static int64_t middle_batch(const hunt *h, int64_t low, int64_t high)

@@ -1,4 +1,4 @@
-/* The solvers, in the order of the documentation, and the bounds. Each is one file and one line here. */
+/* The solvers, in the order of the documentation, and the bounds. Each is one descriptor and one line here. */
 #include <stdio.h>
 #include <string.h>
 

@@ -1,13 +1,15 @@
 /*
  * What a solver is to the rest of the library.
  *
- * A solver is one file that ends in one exported crn_solver; registry.c lists them all. It works in a session: open
- * prepares whatever serves all budgets (tables of a dynamic program, say), solve answers one budget, least answers
- * "how little would do". So one session serves a whole trade-off curve, and limits cost no solve.
+ * A solver is a file that ends in one exported crn_solver, with other files for its parts where it is large; registry.c
+ * lists them all. It works in a session: open prepares what serves all budgets (tables of a dynamic program, say), solve
+ * answers one budget, least answers "how little would do". So one session serves a whole trade-off curve, and limits cost
+ * no solve.
  *
- * A solver does not mark its own work. It emits operations through the builder and says what it proved; solve.c lets
- * the simulator judge the schedule and fills in makespan and peak. What a solver allocates goes through task->env,
- * whose allocator is metered: passing the memory limit makes an allocation fail, and the call return MEMORY_LIMIT.
+ * A solver does not mark its own work. It emits operations through the builder and says what it proved;
+ * session_answer.c lets the simulator judge the schedule and fills in makespan and peak. What a solver allocates goes
+ * through task->env, whose allocator is metered: passing the memory limit makes an allocation fail, and the call return
+ * MEMORY_LIMIT.
  */
 #ifndef CRN_SOLVER_H
 #define CRN_SOLVER_H

@@ -318,9 +318,9 @@ static cairn_status brute_chain_accepts(const crn_task *task, cairn_error *error
 
 static int64_t brute_chain_memory(const crn_task *task)
 {
-    /* the three arrays, and a queue that holds a state several times */
-    return count_states(cairn_problem_chain(task->problem)) * (8 + 4 + 4 + 8 + 4 * (int64_t)sizeof(crn_queue_entry)) +
-           65536;
+    const int64_t of_state = (int64_t)(sizeof(int64_t) + 2 * sizeof(int32_t) + sizeof(cairn_op)); /* key .. op */
+    const int64_t of_queue = 4 * (int64_t)sizeof(crn_queue_entry); /* it holds a state several times */
+    return count_states(cairn_problem_chain(task->problem)) * (of_state + of_queue) + 65536;
 }
 
 enum { STATE_NS = 200 };

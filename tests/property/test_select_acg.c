@@ -237,6 +237,31 @@ static void real_graphs_have_answers(void **state)
     }
 }
 
+/* Stopped while the graph is divided, everything is a checkpoint; stopped after that, the best set so far counts. */
+static void a_stopped_division_has_an_answer(void **state)
+{
+    (void)state;
+    test_random random = test_random_seeded(1);
+    test_graph_shape shape = {.nodes_min = 1600, .nodes_max = 1600, .training = true};
+    cairn_problem *problem = test_random_graph(&random, &shape);
+    bool is_divided = false;
+    int undivided = 0;
+    for (int polls = 0; !is_divided; polls = 3 * polls / 2 + 1) {
+        int left = polls;
+        const cairn_env env = {.poll = test_stop_after, .poll_context = &left};
+        cairn_options *options = options_for("select-acg");
+        cairn_info info;
+        assert_int_equal(cairn_solve(&env, problem, options, NULL, &info, NULL), CAIRN_OK);
+        assert_true(info.stopped_early && info.peak_bytes <= info.store_all_bytes);
+        is_divided = info.peak_bytes < info.store_all_bytes;
+        undivided += !is_divided;
+        cairn_info_clear(&info);
+        cairn_options_free(options);
+    }
+    assert_true(undivided > 1);
+    cairn_problem_free(problem);
+}
+
 static cairn_status solve_and_free(const cairn_env *env, void *context)
 {
     return test_solve_status(env, context, options_for("select-acg"));
@@ -255,9 +280,9 @@ static void every_allocation_may_fail(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_set_is_better_than_the_best),  cmocka_unit_test(a_chain_is_a_chain),
-        cmocka_unit_test(branches_are_cut_each_by_itself), cmocka_unit_test(real_graphs_have_answers),
-        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(no_set_is_better_than_the_best),   cmocka_unit_test(a_chain_is_a_chain),
+        cmocka_unit_test(branches_are_cut_each_by_itself),  cmocka_unit_test(real_graphs_have_answers),
+        cmocka_unit_test(a_stopped_division_has_an_answer), cmocka_unit_test(every_allocation_may_fail),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -4,6 +4,15 @@
 
 enum { PARTS_DEEP_MAX = 64 };
 
+/*
+ * What a storage of a part, or a neighbour of one, takes for each position (measure_pieces), and the share of the time
+ * limit that all of them may take together.
+ */
+enum { POSITION_NS = 160, POSITIONS_SHARE = 4, POSITIONS_MIN = 16 };
+
+/* Storages and neighbours looked at between two questions whether to stop. */
+enum { POLL_STEPS = 1 << 17 };
+
 typedef enum way { WAY_PIECE, WAY_PARTS, WAY_ALL } way;
 
 /* ---- the forward's storages, and which of them are neighbours ---- */
@@ -133,12 +142,12 @@ static void measure_frontiers(crn_acg *a, const crn_acg_part *part)
 }
 
 /*
- * Positions: all, or where there are too many, of each of CRN_ACG_POSITIONS_MAX stretches the one with the lightest frontier,
- * the first of several.
+ * Positions: all, or where there are too many, of each of positions_max stretches the one with the lightest frontier, the
+ * first of several.
  */
 static void choose_positions(crn_acg *a, crn_acg_part *part)
 {
-    int32_t inside = part->count, stretches = (int32_t)crn_min(inside, CRN_ACG_POSITIONS_MAX - 2);
+    int32_t inside = part->count, stretches = (int32_t)crn_min(inside, a->positions_max - 2);
     part->positions = 0;
     part->position[part->positions++] = 0;
     for (int32_t k = 0; k < stretches; k++) {
@@ -159,9 +168,20 @@ static crn_acg_piece *piece_of(const crn_acg_part *part, int32_t p, int32_t q)
     return &part->piece[(int64_t)q * (q - 1) / 2 + p];
 }
 
-static void measure_pieces(crn_acg *a, const crn_acg_part *part)
+static bool is_stopped(crn_acg *a, int64_t steps)
 {
-    for (int32_t q = 1; q < part->positions; q++) {
+    a->steps += steps;
+    if (a->steps < POLL_STEPS)
+        return a->stopped_early;
+    a->steps = 0;
+    a->stopped_early = a->stopped_early || crn_should_stop(a->task, NULL);
+    return a->stopped_early;
+}
+
+/* False when it was stopped. */
+static bool measure_pieces(crn_acg *a, const crn_acg_part *part)
+{
+    for (int32_t q = 1; q < part->positions && !is_stopped(a, part->position[q]); q++) {
         int64_t largest = 0, added = 0;
         int32_t end = part->position[q], p = q - 1;
         if (part->position[p] == part->count)
@@ -173,13 +193,14 @@ static void measure_pieces(crn_acg *a, const crn_acg_part *part)
                 *piece_of(part, p--, q) = (crn_acg_piece){largest, added};
         }
     }
+    return !a->stopped_early;
 }
 
 /* Room for count members, none of which is in it yet. */
 static crn_acg_part *part_new(crn_acg *a, int32_t count, int32_t depth)
 {
     crn_acg_part *part = crn_arena_alloc_zero(&a->arena, 1, sizeof(*part));
-    size_t members = (size_t)count + 2, positions = (size_t)crn_min(count + 2, CRN_ACG_POSITIONS_MAX);
+    size_t members = (size_t)count + 2, positions = (size_t)crn_min(count + 2, a->positions_max);
     if (!part)
         return NULL;
     part->depth = depth;
@@ -261,9 +282,8 @@ static bool part_fill(crn_acg *a, crn_acg_part *part)
     number_members(a, part);
     measure_frontiers(a, part);
     choose_positions(a, part);
-    measure_pieces(a, part);
     a->pairs += (int64_t)part->positions * (part->positions - 1) / 2;
-    bool fits = add_children(a, part);
+    bool fits = measure_pieces(a, part) && add_children(a, part);
     forget_members(a, part);
     for (crn_acg_part *child = part->child; fits && child; child = child->sibling)
         fits = part_fill(a, child);
@@ -311,9 +331,24 @@ static bool divide(crn_acg *a)
     return fits;
 }
 
-bool crn_acg_make(crn_acg *a)
+static int32_t positions_for(const crn_acg *a)
 {
-    return reserve(a) && list_neighbours(a) && divide(a);
+    if (a->task->deadline_ns == CAIRN_NONE)
+        return CRN_ACG_POSITIONS_MAX;
+    int64_t size = (int64_t)a->replan.turn + a->neighbour_begin[a->model->node_count + 1];
+    int64_t left_ns = a->task->deadline_ns - crn_clock_ns();
+    return (int32_t)crn_max(POSITIONS_MIN,
+                            crn_min(CRN_ACG_POSITIONS_MAX, left_ns / POSITIONS_SHARE / (POSITION_NS * size)));
+}
+
+bool crn_acg_make(crn_acg *a, const crn_task *task)
+{
+    a->task = task;
+    bool made = reserve(a) && list_neighbours(a);
+    a->positions_max = made ? positions_for(a) : 0;
+    made = made && divide(a);
+    a->task = NULL;
+    return made;
 }
 
 /* ---- one bound ---- */

@@ -50,6 +50,9 @@ typedef struct crn_acg {
     int32_t *frontier_count;
     crn_acg_part *parts; /* of the whole, as siblings */
     int64_t pairs;
+    const crn_task *task;                /* while parts are made */
+    int64_t steps;                       /* since it was last asked whether to stop */
+    int32_t positions_max;               /* of a part */
     int64_t objective_bytes, peak_bytes; /* INT64_MAX: it would take more than 2^63 - 1 ns, so there is no schedule */
     bool stopped_early;
 } crn_acg;
@@ -58,8 +61,11 @@ typedef struct crn_acg {
 bool crn_acg_is_forward(const crn_acg *a, int32_t s);
 bool crn_acg_is_fixed(const crn_acg *a, int32_t s);
 
-/** Divides the forward into parts, from a model and a replan whose turn is known. False when memory fails. */
-bool crn_acg_make(crn_acg *a);
+/**
+ * Divides the forward into parts, from a model and a replan whose turn is known. With a time limit, parts get only as
+ * many positions as it has time for. False when memory fails, and when the task stops: then stopped_early is set.
+ */
+bool crn_acg_make(crn_acg *a, const crn_task *task);
 
 /** The least bytes of checkpoints in a part, with no segment of more than s bytes. */
 int64_t crn_acg_solve(crn_acg_part *part, int64_t s);

@@ -31,7 +31,8 @@
  *           s' bytes, s' - 1 comes next, until the checkpoints alone reach the best answer. With more than PAIRS_EXACT
  *           pairs of positions each step is at least 1/STEPS of s, and the answer may be that much larger.
  * Schedule  The checkpoints stay; what the backward lacks is recomputed as little as possible (graph_replan.h).
- * Cost      O(P E + S P^2) for P positions, at most POSITIONS_MAX in a part, and S bounds; O(P^2 + E) memory.
+ * Cost      O(P E + S P^2) for P positions, at most POSITIONS_MAX in a part, and S bounds; O(P^2 + E) memory. With a time
+ *           limit there are as many positions as it has time for. Stopped before that, everything is a checkpoint.
  * Optimal   In eq. 6 over sets made of frontiers, branch by branch. Over all sets the problem is NP-hard (weighted vertex
  *           integrity).
  */
@@ -67,6 +68,16 @@ static void descend(const crn_task *task, crn_acg *a)
         }
     }
     a->objective_bytes = found;
+}
+
+/* Without parts: everything is a checkpoint. */
+static void keep_all(crn_acg *a)
+{
+    for (int32_t s = 0; s < a->replan.turn; s++)
+        if (crn_acg_is_forward(a, s) && !crn_acg_is_fixed(a, s)) {
+            a->best_kept[s] = true;
+            a->objective_bytes += a->model->bytes[s];
+        }
 }
 
 static void keep_fixed(crn_acg *a)
@@ -105,9 +116,13 @@ static cairn_status fill(const crn_task *task, crn_acg *a, cairn_error *error)
     CRN_TRY(crn_sequence_eval_new(a->model, &a->arena, capacity, &a->eval, error));
     CRN_TRY(crn_replan_new(a->model, &a->arena, capacity, &a->replan, error));
     a->replan.turn = crn_replan_find_turn(&a->replan, cairn_problem_graph(task->problem), &a->eval);
-    if (!crn_acg_make(a))
+    bool is_divided = crn_acg_make(a, task);
+    if (!is_divided && !a->stopped_early)
         return crn_no_memory(error);
-    descend(task, a);
+    if (is_divided)
+        descend(task, a);
+    else
+        keep_all(a);
     keep_fixed(a);
     if (!crn_replan_make(&a->replan, a->best_kept))
         return crn_fail(error, CAIRN_TOO_LARGE, "the schedule would have more than %lld computations",

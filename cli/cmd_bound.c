@@ -61,8 +61,8 @@ const cli_command cli_bound = {
     .operands_max = 1,
     .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SEARCH,
     .summary = "a proved lower bound on the time within a budget",
-    .details = "No schedule of the problem within --budget is faster. Where it is proved that there is none at all, "
-               "the least\n"
-               "memory that any needs is named, too.",
+    .details =
+        "Prints a time that no schedule of the problem within --budget can beat. Where it is proved that no schedule\n"
+        "fits, it prints the least memory that any needs, too.",
     .run = run,
 };

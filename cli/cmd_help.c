@@ -20,7 +20,7 @@ static void show_flag(const char *flag, const char *help)
 
 static void print_overview(void)
 {
-    printf("Cairn %s: which activations to keep, recompute or send to host memory within a byte budget.\n\n",
+    printf("Cairn %s: which activations to keep, recompute or offload to host memory within a byte budget.\n\n",
            cairn_version());
     printf("usage: cairn COMMAND PROBLEM [SCHEDULE] [flags]\n\n");
     for (int i = 0; cli_commands[i]; i++)

@@ -19,22 +19,23 @@ typedef enum way { WAY_PIECE, WAY_PARTS, WAY_ALL } way;
 
 bool crn_acg_is_forward(const crn_acg *a, int32_t s)
 {
-    return s < a->replan.turn && a->model->root[s] == s;
+    return s < a->replan.backward_begin && a->model->root[s] == s;
 }
 
 bool crn_acg_is_fixed(const crn_acg *a, int32_t s)
 {
-    return crn_always_stays(a->model, s) || s == a->model->root[a->replan.turn - 1];
+    return crn_always_stays(a->model, s) || s == a->model->root[a->replan.backward_begin - 1];
 }
 
 /* Calls for both ends of every edge between storages that may be in segments. write: lists them, else counts them. */
 static void visit_neighbours(crn_acg *a, bool write)
 {
     const crn_graph_model *model = a->model;
-    for (int32_t s = 0; s < a->replan.turn; s++) {
+    for (int32_t s = 0; s < a->replan.backward_begin; s++) {
         if (!crn_acg_is_forward(a, s) || crn_acg_is_fixed(a, s))
             continue;
-        for (int32_t i = model->use_begin[s]; i < model->use_begin[s + 1] && model->use[i] < a->replan.turn; i++) {
+        for (int32_t i = model->use_begin[s]; i < model->use_begin[s + 1] && model->use[i] < a->replan.backward_begin;
+             i++) {
             int32_t other = model->root[model->use[i]];
             if (other == s || crn_acg_is_fixed(a, other))
                 continue;
@@ -313,12 +314,12 @@ static bool reserve(crn_acg *a)
 static bool divide(crn_acg *a)
 {
     int32_t count = 0;
-    for (int32_t s = 0; s < a->replan.turn; s++)
+    for (int32_t s = 0; s < a->replan.backward_begin; s++)
         count += crn_acg_is_forward(a, s) && !crn_acg_is_fixed(a, s);
     crn_acg_part *whole = part_new(a, count, 0);
     if (!whole)
         return false;
-    for (int32_t s = 0; s < a->replan.turn; s++)
+    for (int32_t s = 0; s < a->replan.backward_begin; s++)
         if (crn_acg_is_forward(a, s) && !crn_acg_is_fixed(a, s))
             whole->storage[whole->count++] = s;
     number_members(a, whole);
@@ -335,7 +336,7 @@ static int32_t positions_for(const crn_acg *a)
 {
     if (a->task->deadline_ns == CAIRN_NONE)
         return CRN_ACG_POSITIONS_MAX;
-    int64_t size = (int64_t)a->replan.turn + a->neighbour_begin[a->model->node_count + 1];
+    int64_t size = (int64_t)a->replan.backward_begin + a->neighbour_begin[a->model->node_count + 1];
     int64_t left_ns = a->task->deadline_ns - crn_clock_ns();
     return (int32_t)crn_max(POSITIONS_MIN,
                             crn_min(CRN_ACG_POSITIONS_MAX, left_ns / POSITIONS_SHARE / (POSITION_NS * size)));

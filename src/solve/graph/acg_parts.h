@@ -62,8 +62,8 @@ bool crn_acg_is_forward(const crn_acg *a, int32_t s);
 bool crn_acg_is_fixed(const crn_acg *a, int32_t s);
 
 /**
- * Divides the forward into parts, from a model and a replan whose turn is known. With a time limit, parts get only as
- * many positions as it has time for. False when memory fails, and when the task stops: then stopped_early is set.
+ * Divides the forward into parts, from a model and a replan whose backward was found. With a time limit, parts get only
+ * as many positions as it has time for. False when memory fails, and when the task stops: then stopped_early is set.
  */
 bool crn_acg_make(crn_acg *a, const crn_task *task);
 

@@ -11,7 +11,7 @@
  * Model     A rule says which forward values stay. The others go after their last forward reader. When the backward
  *           needs one that is gone, it and what it lacks are recomputed, as little as possible. From then on they
  *           stay until their last reader. Outputs and what must not run twice always stay.
- * Turn      Where the backward begins: backward_begins_at, else the node at which storing everything peaks.
+ * Backward  It begins at backward_begins_at, else the node at which storing everything peaks.
  * Cost      O(T + E) for one set of kept values; the greedy ones try up to BOUNDS_MAX bounds, griewank-log up to
  *           SLOTS_MAX slots in O(T log T + E) each. Memory O(T + E).
  * Optimal   In nothing; baselines. Each returns its fastest schedule within the budget.
@@ -29,7 +29,6 @@ typedef struct baseline {
     crn_graph_model *model;
     crn_arena arena;
     baseline_rule rule;
-    int32_t turn;
     int32_t *candidates, candidate_count; /* storages of forward roots that may be kept, ascending */
     bool *kept;                           /* of a storage */
     crn_replan replan;
@@ -138,7 +137,7 @@ static void try_rule(const crn_task *task, baseline *b, int64_t budget_bytes)
  */
 typedef struct tarjan {
     const crn_graph_model *model;
-    int32_t turn, clock;
+    int32_t backward_begin, clock;
     int32_t *found, *low, *parent, *stack, *step;
     bool *cuts;
 } tarjan;
@@ -151,7 +150,7 @@ static int32_t neighbour(const tarjan *t, int32_t s, int32_t step)
     if (step < reads)
         return model->root[model->dep[model->dep_begin[s] + step]];
     int32_t use = model->use_begin[s] + step - reads;
-    if (use >= model->use_begin[s + 1] || model->use[use] >= t->turn)
+    if (use >= model->use_begin[s + 1] || model->use[use] >= t->backward_begin)
         return -1;
     return model->root[model->use[use]];
 }
@@ -185,7 +184,7 @@ static void tarjan_from(tarjan *t, int32_t start)
 static bool list_articulation_points(baseline *b)
 {
     size_t n = (size_t)b->model->node_count;
-    tarjan t = {.model = b->model, .turn = b->turn};
+    tarjan t = {.model = b->model, .backward_begin = b->replan.backward_begin};
     int32_t *table = crn_arena_alloc_zero(&b->arena, n, 5 * sizeof(*table));
     t.cuts = crn_arena_alloc_zero(&b->arena, n, sizeof(*t.cuts));
     if (!table || !t.cuts)
@@ -195,14 +194,14 @@ static bool list_articulation_points(baseline *b)
     t.parent = table + 2 * n;
     t.stack = table + 3 * n;
     t.step = table + 4 * n;
-    for (int32_t s = 0; s < b->turn; s++) {
+    for (int32_t s = 0; s < b->replan.backward_begin; s++) {
         if (b->model->root[s] != s)
             continue;
         t.parent[s] = t.found[s] == 0 ? -1 : t.parent[s];
         if (t.found[s] == 0)
             tarjan_from(&t, s);
     }
-    for (int32_t s = 0; s < b->turn; s++)
+    for (int32_t s = 0; s < b->replan.backward_begin; s++)
         if (t.cuts[s])
             b->candidates[b->candidate_count++] = s;
     return true;
@@ -210,7 +209,7 @@ static bool list_articulation_points(baseline *b)
 
 static void list_forward_values(baseline *b)
 {
-    for (int32_t s = 0; s < b->turn; s++)
+    for (int32_t s = 0; s < b->replan.backward_begin; s++)
         if (b->model->root[s] == s)
             b->candidates[b->candidate_count++] = s;
 }
@@ -239,7 +238,7 @@ static cairn_status baseline_fill(const crn_task *task, baseline *b, bool articu
                 crn_sequence_new(&b->arena, capacity, &b->best) && crn_sequence_new(&b->arena, capacity, &b->smallest);
     if (!fits)
         return crn_no_memory(error);
-    b->turn = b->replan.turn = crn_replan_find_turn(&b->replan, cairn_problem_graph(task->problem), &b->eval);
+    crn_replan_find_backward(&b->replan, cairn_problem_graph(task->problem), &b->eval);
     if (!articulation)
         list_forward_values(b);
     else if (!list_articulation_points(b))

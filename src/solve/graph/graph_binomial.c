@@ -30,10 +30,10 @@ static int32_t split(int32_t n, int32_t c)
 
 static void enqueue(crn_binomial *b, int32_t s)
 {
-    if (s >= b->replan->turn || b->is_queued[s] || crn_always_stays(b->replan->model, s))
+    if (s >= b->replan->backward_begin || b->is_queued[s] || crn_always_stays(b->replan->model, s))
         return;
     b->is_queued[s] = true;
-    crn_queue_push(&b->there, (crn_queue_entry){.bound = s});
+    crn_queue_push(&b->resident, (crn_queue_entry){.bound = s});
 }
 
 /* Queues the storages that were computed since the last call. */
@@ -46,7 +46,7 @@ static void enqueue_new(crn_binomial *b)
 
 static int32_t dequeue(crn_binomial *b)
 {
-    int32_t s = (int32_t)crn_queue_pop(&b->there).bound;
+    int32_t s = (int32_t)crn_queue_pop(&b->resident).bound;
     b->is_queued[s] = false;
     return s;
 }
@@ -55,7 +55,7 @@ static int32_t dequeue(crn_binomial *b)
 static void forget(crn_binomial *b, int32_t before)
 {
     enqueue_new(b);
-    while (before >= 0 && b->there.count > 0 && b->there.entries[0].bound < b->candidates[before]) {
+    while (before >= 0 && b->resident.count > 0 && b->resident.entries[0].bound < b->candidates[before]) {
         int32_t s = dequeue(b);
         b->replan->present[s] = b->kept[s];
     }
@@ -84,7 +84,7 @@ static void release_after(crn_binomial *b, int32_t i)
 static void reset(crn_binomial *b)
 {
     release_after(b, -1);
-    while (b->there.count > 0)
+    while (b->resident.count > 0)
         dequeue(b);
 }
 
@@ -157,7 +157,7 @@ bool crn_binomial_make(crn_binomial *b, const crn_task *task, int32_t slots)
     begin_checkpoints(b, slots);
     bool fits = crn_replan_forward(b->replan, b->kept);
     b->seen_count = b->replan->sequence.count;
-    for (int32_t v = b->replan->turn; fits && v < model->node_count; v++) {
+    for (int32_t v = b->replan->backward_begin; fits && v < model->node_count; v++) {
         if (v % POLL_EVERY == 0 && crn_should_stop(task, NULL))
             return false;
         int32_t segment = segment_of(b, v);
@@ -173,15 +173,15 @@ cairn_status crn_binomial_new(crn_replan *replan, const int32_t *candidates, int
 {
     size_t n = (size_t)replan->model->node_count;
     *binomial = (crn_binomial){.replan = replan, .candidates = candidates, .candidate_count = candidate_count};
-    crn_queue_init(&binomial->there, arena->allocator);
+    crn_queue_init(&binomial->resident, arena->allocator);
     binomial->kept = crn_arena_alloc_zero(arena, n, sizeof(*binomial->kept));
     binomial->is_queued = crn_arena_alloc_zero(arena, n, sizeof(*binomial->is_queued));
-    bool fits = binomial->kept && binomial->is_queued && crn_queue_reserve(&binomial->there, replan->turn);
+    bool fits = binomial->kept && binomial->is_queued && crn_queue_reserve(&binomial->resident, replan->backward_begin);
     return fits ? CAIRN_OK : crn_no_memory(error);
 }
 
 void crn_binomial_clear(crn_binomial *binomial)
 {
-    if (binomial->there.entries)
-        crn_queue_clear(&binomial->there);
+    if (binomial->resident.entries)
+        crn_queue_clear(&binomial->resident);
 }

@@ -24,12 +24,12 @@ typedef struct crn_binomial {
     int32_t candidate_count;
     int32_t checkpoints[CRN_BINOMIAL_SLOTS_MAX + 1], checkpoint_count; /* indices of candidates, ascending */
     bool *kept;                                                        /* of a storage: a checkpoint */
-    crn_queue there;                                                   /* resident storages that may be dropped */
+    crn_queue resident;                                                /* resident storages that may be dropped */
     bool *is_queued;                                                   /* of a storage: in that queue */
     int32_t seen_count;                                                /* events whose storages have been queued */
 } crn_binomial;
 
-/** Makes its sequences in a replan whose turn is known. Errors: NO_MEMORY. Free with crn_binomial_clear. */
+/** Makes its sequences in a replan whose backward was found. Errors: NO_MEMORY. Free with crn_binomial_clear. */
 cairn_status crn_binomial_new(crn_replan *replan, const int32_t *candidates, int32_t candidate_count, crn_arena *arena,
                               crn_binomial *binomial, cairn_error *error);
 /** Zeros are allowed. */

@@ -15,7 +15,7 @@
  * Optimal   Over all schedules, when it ends.
  * Least     Without costs: does any schedule have a smaller peak? From graph-search's least memory down.
  * Cost      Exponential in what fits: the tighter the budget the fewer sets. 10^4 to 10^6 states at 49 nodes; a state
- *           takes some microseconds and 100 bytes. Their number is limited.
+ *           takes some microseconds and up to CRN_EXACT_STATE_BYTES bytes. Their number is limited.
  * Source    Hart, Nilsson, Raphael 1968 for the search.
  * Machine   Transfers are left to other solvers.
  */

@@ -21,21 +21,21 @@ static bool push(crn_replan *replan, int32_t v)
     return true;
 }
 
-int32_t crn_replan_find_turn(crn_replan *replan, const cairn_graph *graph, crn_sequence_eval *eval)
+void crn_replan_find_backward(crn_replan *replan, const cairn_graph *graph, crn_sequence_eval *eval)
 {
     crn_sequence_store_all(replan->model, &replan->sequence);
     crn_sequence_judge(eval, &replan->sequence);
-    return crn_sequence_turn(graph, eval);
+    replan->backward_begin = crn_sequence_backward_begin(graph, eval);
 }
 
 bool crn_replan_forward(crn_replan *replan, const bool *kept)
 {
     replan->sequence.count = 0;
-    for (int32_t v = 0; v < replan->turn; v++)
+    for (int32_t v = 0; v < replan->backward_begin; v++)
         if (!push(replan, v))
             return false;
     for (int32_t s = 0; s < replan->model->node_count; s++)
-        replan->present[s] = s >= replan->turn || kept[s] || crn_always_stays(replan->model, s);
+        replan->present[s] = s >= replan->backward_begin || kept[s] || crn_always_stays(replan->model, s);
     return true;
 }
 
@@ -71,7 +71,7 @@ bool crn_replan_require(crn_replan *replan, int32_t v)
 bool crn_replan_make(crn_replan *replan, const bool *kept)
 {
     bool fits = crn_replan_forward(replan, kept);
-    for (int32_t v = replan->turn; fits && v < replan->model->node_count; v++)
+    for (int32_t v = replan->backward_begin; fits && v < replan->model->node_count; v++)
         fits = crn_replan_require(replan, v);
     return fits;
 }

@@ -14,17 +14,17 @@ enum { CRN_REPLAN_TIMES = 3 };
 
 typedef struct crn_replan {
     const crn_graph_model *model;
-    int32_t turn;  /* the first node of the backward */
-    bool *present; /* of a storage, while a sequence is made */
+    int32_t backward_begin; /* the first node of the backward */
+    bool *present;          /* of a storage, while a sequence is made */
     int32_t *stack, *cursor;
     crn_sequence sequence;
 } crn_replan;
 
-/** Room for sequences of capacity events; turn is filled in by the caller. */
+/** Room for sequences of capacity events; crn_replan_find_backward comes next. */
 cairn_status crn_replan_new(const crn_graph_model *model, crn_arena *arena, int32_t capacity, crn_replan *replan,
                             cairn_error *error);
-/** backward_begins_at, else the node at which storing everything peaks. Uses the sequence. */
-int32_t crn_replan_find_turn(crn_replan *replan, const cairn_graph *graph, crn_sequence_eval *eval);
+/** Sets backward_begin: backward_begins_at, else the node at which storing everything peaks. Uses the sequence. */
+void crn_replan_find_backward(crn_replan *replan, const cairn_graph *graph, crn_sequence_eval *eval);
 
 static inline bool crn_always_stays(const crn_graph_model *model, int32_t s)
 {

@@ -121,8 +121,8 @@ static cairn_status search_fill(const crn_task *task, search *s, cairn_error *er
     CRN_TRY(crn_least_lower(&alone, &s->lower_bytes, error));
     begin_smallest(s);
     const cairn_graph *graph = cairn_problem_graph(task->problem);
-    int32_t turn = crn_sequence_turn(graph, crn_improver_eval(s->island[0]));
-    s->sweep = crn_sweep_new(s->model, turn, s->lower_bytes, &s->arena);
+    int32_t backward_begin = crn_sequence_backward_begin(graph, crn_improver_eval(s->island[0]));
+    s->sweep = crn_sweep_new(s->model, backward_begin, s->lower_bytes, &s->arena);
     return s->sweep ? CAIRN_OK : crn_no_memory(error);
 }
 

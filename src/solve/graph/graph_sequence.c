@@ -46,7 +46,7 @@ cairn_status crn_sequence_eval_new(const crn_graph_model *model, crn_arena *aren
     return CAIRN_OK;
 }
 
-int32_t crn_sequence_turn(const cairn_graph *graph, const crn_sequence_eval *store_all)
+int32_t crn_sequence_backward_begin(const cairn_graph *graph, const crn_sequence_eval *store_all)
 {
     int32_t worst = 0;
     if (graph->backward_begins_at >= 0)

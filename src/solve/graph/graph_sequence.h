@@ -54,7 +54,7 @@ cairn_status crn_sequence_eval_new(const crn_graph_model *model, crn_arena *aren
 void crn_sequence_judge(crn_sequence_eval *eval, const crn_sequence *sequence);
 
 /** The first backward node: where the graph says it, else under which storing everything, judged last, takes most. */
-int32_t crn_sequence_turn(const cairn_graph *graph, const crn_sequence_eval *store_all);
+int32_t crn_sequence_backward_begin(const cairn_graph *graph, const crn_sequence_eval *store_all);
 
 /** Writes the sequence as operations, each storage dropped right after its last reader. Errors: the builder's. */
 cairn_status crn_sequence_emit(crn_sequence_eval *eval, const crn_sequence *sequence, cairn_builder *builder,

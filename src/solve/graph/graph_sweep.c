@@ -12,7 +12,7 @@ typedef struct piece {
 
 struct crn_sweep {
     const crn_graph_model *model;
-    int32_t turn;
+    int32_t backward_begin;
     int64_t *whole_bytes; /* of forward storages that forward nodes after v read */
     int64_t *piece_bytes; /* the same within the piece at hand; scratch */
     int64_t *live_bytes;  /* the one of them by which cuts are chosen */
@@ -38,13 +38,13 @@ static void find_needs(crn_sweep *w)
     for (int32_t v = model->node_count - 1; v >= 0; v--) {
         for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++) {
             int32_t s = model->root[model->dep[i]];
-            if (s >= w->turn || !may_run_again(model, s) || (v < w->turn && !w->again[v]))
+            if (s >= w->backward_begin || !may_run_again(model, s) || (v < w->backward_begin && !w->again[v]))
                 continue;
             w->again[s] = true;
-            if (v >= w->turn && s > front)
+            if (v >= w->backward_begin && s > front)
                 front = s;
         }
-        if (v >= w->turn)
+        if (v >= w->backward_begin)
             w->front[v] = front;
     }
 }
@@ -84,14 +84,14 @@ static void find_live(crn_sweep *w, piece p)
         w->live_bytes[v] = live += w->live_bytes[v];
 }
 
-crn_sweep *crn_sweep_new(const crn_graph_model *model, int32_t turn, int64_t lower_bytes, crn_arena *arena)
+crn_sweep *crn_sweep_new(const crn_graph_model *model, int32_t backward_begin, int64_t lower_bytes, crn_arena *arena)
 {
     size_t n = (size_t)model->node_count;
     crn_sweep *w = crn_arena_alloc_zero(arena, 1, sizeof(*w));
     if (!w)
         return NULL;
     w->model = model;
-    w->turn = turn;
+    w->backward_begin = backward_begin;
     w->lower_bytes = lower_bytes;
     w->whole_bytes = crn_arena_alloc_zero(arena, n, sizeof(*w->whole_bytes));
     w->piece_bytes = crn_arena_alloc_zero(arena, n, sizeof(*w->piece_bytes));
@@ -101,7 +101,7 @@ crn_sweep *crn_sweep_new(const crn_graph_model *model, int32_t turn, int64_t low
         return NULL;
     find_needs(w);
     w->live_bytes = w->whole_bytes;
-    find_live(w, (piece){-1, turn - 1});
+    find_live(w, (piece){-1, backward_begin - 1});
     return w;
 }
 
@@ -184,11 +184,11 @@ bool crn_sweep_run(crn_sweep *w, int64_t cut_bytes, crn_sequence *sequence)
 {
     const crn_graph_model *model = w->model;
     sequence->count = w->waiting_count = 0;
-    for (int32_t v = 0; v < w->turn; v++)
+    for (int32_t v = 0; v < w->backward_begin; v++)
         if (!put(sequence, v))
             return false;
-    halve(w, (piece){-1, w->turn - 1}, cut_bytes);
-    for (int32_t v = w->turn; v < model->node_count; v++)
+    halve(w, (piece){-1, w->backward_begin - 1}, cut_bytes);
+    for (int32_t v = w->backward_begin; v < model->node_count; v++)
         if ((w->front[v] >= 0 && !bring_back(w, w->front[v], cut_bytes, sequence)) || !put(sequence, v))
             return false;
     return true;

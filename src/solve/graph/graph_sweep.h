@@ -1,8 +1,8 @@
 /*
  * Schedules of little memory for training graphs: the forward is recomputed from cuts that few bytes cross.
  *
- * The forward nodes, those before the turn, lie in a row. A cut lies between two of them. The storages before the
- * cut that forward nodes after it read stay resident: from these, everything after the cut can be recomputed. The
+ * The forward nodes, those before the backward begins, lie in a row. A cut lies between two of them. The storages before
+ * the cut that forward nodes after it read stay resident: from these, everything after the cut can be recomputed. The
  * backward nodes need forward values mostly from the end of the row to its beginning. So the row is halved repeatedly
  * towards its end, at the cuts near the middle that the fewest bytes cross, down to pieces of few bytes. The backward
  * nodes of the last piece come next. Then the piece before it is recomputed from its cut, halved in the same way, and
@@ -24,8 +24,8 @@
 
 typedef struct crn_sweep crn_sweep;
 
-/** All memory is the arena's. turn: the first backward node; lower_bytes: what every schedule needs. NULL: no memory. */
-crn_sweep *crn_sweep_new(const crn_graph_model *model, int32_t turn, int64_t lower_bytes, crn_arena *arena);
+/** All memory is the arena's. backward_begin: first backward node. lower_bytes: what every schedule needs. NULL: no memory. */
+crn_sweep *crn_sweep_new(const crn_graph_model *model, int32_t backward_begin, int64_t lower_bytes, crn_arena *arena);
 /**
  * The sequence whose cuts are the cheapest near the middle, crossed by at most cut_bytes; where there is none, the last node
  * is a piece of its own, which takes no cut but more sweeps. False: it is longer than there is room for.

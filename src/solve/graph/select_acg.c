@@ -73,7 +73,7 @@ static void descend(const crn_task *task, crn_acg *a)
 /* Without parts: everything is a checkpoint. */
 static void keep_all(crn_acg *a)
 {
-    for (int32_t s = 0; s < a->replan.turn; s++)
+    for (int32_t s = 0; s < a->replan.backward_begin; s++)
         if (crn_acg_is_forward(a, s) && !crn_acg_is_fixed(a, s)) {
             a->best_kept[s] = true;
             a->objective_bytes += a->model->bytes[s];
@@ -82,7 +82,7 @@ static void keep_all(crn_acg *a)
 
 static void keep_fixed(crn_acg *a)
 {
-    for (int32_t s = 0; s < a->replan.turn; s++)
+    for (int32_t s = 0; s < a->replan.backward_begin; s++)
         if (crn_acg_is_forward(a, s) && crn_acg_is_fixed(a, s)) {
             a->best_kept[s] = true;
             a->objective_bytes += a->model->bytes[s];
@@ -115,7 +115,7 @@ static cairn_status fill(const crn_task *task, crn_acg *a, cairn_error *error)
     int32_t capacity = crn_sequence_capacity(a->model->node_count, CRN_REPLAN_TIMES);
     CRN_TRY(crn_sequence_eval_new(a->model, &a->arena, capacity, &a->eval, error));
     CRN_TRY(crn_replan_new(a->model, &a->arena, capacity, &a->replan, error));
-    a->replan.turn = crn_replan_find_turn(&a->replan, cairn_problem_graph(task->problem), &a->eval);
+    crn_replan_find_backward(&a->replan, cairn_problem_graph(task->problem), &a->eval);
     bool is_divided = crn_acg_make(a, task);
     if (!is_divided && !a->stopped_early)
         return crn_no_memory(error);
@@ -164,13 +164,13 @@ static cairn_status list_checkpoints(const crn_task *task, const crn_acg *a, crn
 {
     cairn_allocator allocator = crn_allocator(task->env);
     int32_t count = 0;
-    for (int32_t s = 0; s < a->replan.turn; s++)
+    for (int32_t s = 0; s < a->replan.backward_begin; s++)
         count += a->best_kept[s];
     answer->checkpoints = crn_alloc(&allocator, (size_t)count, sizeof(*answer->checkpoints));
     if (!answer->checkpoints)
         return crn_no_memory(error);
     answer->checkpoint_count = 0;
-    for (int32_t s = 0; s < a->replan.turn; s++)
+    for (int32_t s = 0; s < a->replan.backward_begin; s++)
         if (a->best_kept[s])
             answer->checkpoints[answer->checkpoint_count++] = s;
     return CAIRN_OK;

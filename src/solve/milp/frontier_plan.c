@@ -11,8 +11,8 @@ cairn_status crn_frontier_plan_new(const crn_frontier_graph *graph, crn_arena *a
     plan->computed = crn_arena_alloc_zero(arena, n * n, sizeof(*plan->computed));
     plan->stack = crn_arena_alloc(arena, n, sizeof(*plan->stack));
     plan->last = crn_arena_alloc(arena, n, sizeof(*plan->last));
-    plan->there = crn_arena_alloc(arena, n, sizeof(*plan->there));
-    if (!plan->held || !plan->computed || !plan->stack || !plan->last || !plan->there)
+    plan->exists = crn_arena_alloc(arena, n, sizeof(*plan->exists));
+    if (!plan->held || !plan->computed || !plan->stack || !plan->last || !plan->exists)
         return crn_no_memory(error);
     return CAIRN_OK;
 }
@@ -62,7 +62,12 @@ static bool complete_stage(crn_frontier_plan *plan, int32_t t)
     const crn_graph_model *model = plan->graph->model;
     const bool *next = crn_plan_row(plan, plan->held, t + 1);
     size_t row_bytes = (size_t)model->node_count * sizeof(bool);
-    stage s = {plan, t, 0, crn_plan_row(plan, plan->held, t), crn_plan_row(plan, plan->computed, t), plan->there, true};
+    stage s = {.plan = plan,
+               .t = t,
+               .held = crn_plan_row(plan, plan->held, t),
+               .computed = crn_plan_row(plan, plan->computed, t),
+               .needed = plan->exists,
+               .possible = true};
     memset(s.computed, 0, row_bytes);
     memset(s.needed, 0, row_bytes);
     want(&s, t);
@@ -95,19 +100,19 @@ void crn_frontier_plan_read(crn_frontier_plan *plan, const cairn_op *ops, int64_
     size_t row_bytes = (size_t)model->node_count * sizeof(bool);
     int32_t next = 0; /* the next node to be computed for the first time */
     bool begun = false;
-    memset(plan->there, 0, row_bytes);
+    memset(plan->exists, 0, row_bytes);
     memset(plan->held, 0, ((size_t)model->node_count + 1) * row_bytes);
     for (int64_t i = 0; i < count; i++) {
         int32_t v = ops[i].index;
         if (ops[i].code != CAIRN_OP_COMPUTE) {
-            plan->there[v] = plan->there[v] && ops[i].code != CAIRN_OP_DROP;
+            plan->exists[v] = plan->exists[v] && ops[i].code != CAIRN_OP_DROP;
             continue;
         }
         if (!begun && next < model->node_count)
-            memcpy(crn_plan_row(plan, plan->held, next), plan->there, row_bytes);
+            memcpy(crn_plan_row(plan, plan->held, next), plan->exists, row_bytes);
         begun = v != next;
         next += v == next;
-        plan->there[v] = true;
+        plan->exists[v] = true;
     }
 }
 
@@ -122,7 +127,7 @@ typedef struct emission {
 
 static cairn_status put(emission *out, cairn_op_code code, int32_t node)
 {
-    out->plan->there[node] = code == CAIRN_OP_COMPUTE;
+    out->plan->exists[node] = code == CAIRN_OP_COMPUTE;
     return cairn_builder_add(out->builder, (cairn_op){(uint8_t)code, 0, 0, node}, out->error);
 }
 
@@ -133,7 +138,7 @@ static cairn_status release(emission *out, int32_t storage, int32_t u)
     if (out->plan->last[storage] != u || out->next[storage])
         return CAIRN_OK;
     for (int32_t v = storage; v < model->node_count; v++)
-        if (model->root[v] == storage && out->plan->there[v])
+        if (model->root[v] == storage && out->plan->exists[v])
             CRN_TRY(put(out, CAIRN_OP_DROP, v));
     return CAIRN_OK;
 }
@@ -161,7 +166,7 @@ static cairn_status emit_stage(emission *out, int32_t t)
     for (int32_t u = 0; u <= t; u++) {
         if (!computed[u])
             continue;
-        if (!plan->there[u])
+        if (!plan->exists[u])
             CRN_TRY(put(out, CAIRN_OP_COMPUTE, u));
         for (int32_t i = model->dep_begin[u]; i < model->dep_begin[u + 1]; i++)
             CRN_TRY(release(out, model->root[model->dep[i]], u));
@@ -173,7 +178,7 @@ static cairn_status emit_stage(emission *out, int32_t t)
 cairn_status crn_frontier_plan_emit(crn_frontier_plan *plan, cairn_builder *builder, cairn_error *error)
 {
     emission out = {.plan = plan, .builder = builder, .error = error};
-    memset(plan->there, 0, (size_t)plan->graph->model->node_count * sizeof(bool));
+    memset(plan->exists, 0, (size_t)plan->graph->model->node_count * sizeof(bool));
     for (int32_t t = 0; t < plan->graph->model->node_count; t++)
         CRN_TRY(emit_stage(&out, t));
     return CAIRN_OK;

@@ -17,7 +17,7 @@ typedef struct crn_frontier_plan {
     bool *computed; /* [stage][node] */
     int32_t *stack; /* scratch */
     int32_t *last;  /* scratch: of a storage, its last reader in the stage */
-    bool *there;    /* scratch: of a node, whether its handle exists */
+    bool *exists;   /* scratch: of a node, whether its handle exists */
 } crn_frontier_plan;
 
 /** An empty plan: nothing held. From the arena. Errors: NO_MEMORY. */

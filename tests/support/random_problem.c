@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { STAGES_MAX = 4096, OPTIONS_MAX = CAIRN_STAGE_OPTIONS_MAX, NODES_MAX = 4096, DEPS_MAX = 64 };
+enum { STAGES_MAX = 8192, OPTIONS_MAX = CAIRN_STAGE_OPTIONS_MAX, NODES_MAX = 4096, DEPS_MAX = 64 };
 
 static int64_t or_default(int64_t value, int64_t fallback)
 {

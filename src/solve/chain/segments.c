@@ -11,26 +11,16 @@
  *   keep-greedy  segments of 1, 2, 4, ... stages, of which others than the last are stored, too: those that free the
  *                fewest bytes for the time of running them again; the best length and number
  *
- * A segment with a stage that must not be recomputed is stored, and so are stages with options: in their first one.
- *
  * Optimal      In nothing; baselines. Of the cuts tried, each solver returns the fastest within the budget.
- * Cost         O(n) per set of cuts, judged by the simulator. All K are tried up to CUTS_ALL stages, beyond that those
+ * Cost         O(n) per set of cuts (cuts.h). All K are tried up to CUTS_ALL stages, beyond that those
  *              of some hundred segment lengths; BOUNDS_MAX values of b; KEPT_MAX numbers for each of log n lengths.
  */
 #include <math.h>
 #include <stdlib.h>
 
-#include "problem/problem.h"
-#include "solve/solver.h"
+#include "solve/chain/cuts.h"
 
 enum { CUTS_ALL = 1024, BOUNDS_MAX = 128, KEPT_MAX = 256, KEPT_LEAST = 8 };
-
-/* A way of cutting: ends[i] is the last stage of segment i. The last segment is stored, and those that kept says. */
-typedef struct cuts {
-    int32_t *ends;
-    bool *kept;
-    int32_t count;
-} cuts;
 
 typedef enum cut_rule { RULE_PERIODIC, RULE_SQRT, RULE_GREEDY, RULE_KEEP } cut_rule;
 
@@ -43,77 +33,11 @@ typedef struct exchange {
 typedef struct attempt {
     const crn_task *task;
     const cairn_chain *chain;
-    cuts cuts;
+    crn_chain_model model;
+    crn_cuts cuts;
     exchange *exchanges; /* of the segments but the last; the best ones first */
     int32_t length;      /* stages of a segment, for which they are made */
-    cairn_builder *builder;
-    cairn_replay replay;
 } attempt;
-
-/* ---- emission ---- */
-
-static bool may_rerun(const cairn_chain *chain, int32_t first, int32_t last)
-{
-    for (int32_t l = first; l <= last; l++)
-        if (chain->stages[l - 1].no_recompute)
-            return false;
-    return true;
-}
-
-static cairn_status add(attempt *a, cairn_op_code code, int32_t l, cairn_error *error)
-{
-    return cairn_builder_add(a->builder, (cairn_op){(uint8_t)code, 0, 0, l}, error);
-}
-
-static int32_t first_of(const cuts *c, int32_t i)
-{
-    return i > 0 ? c->ends[i - 1] + 1 : 1;
-}
-
-static bool is_stored(const attempt *a, int32_t i)
-{
-    return i == a->cuts.count - 1 || a->cuts.kept[i] || !may_rerun(a->chain, first_of(&a->cuts, i), a->cuts.ends[i]);
-}
-
-static cairn_status save_segment(attempt *a, int32_t i, cairn_error *error)
-{
-    for (int32_t l = first_of(&a->cuts, i); l <= a->cuts.ends[i]; l++)
-        CRN_TRY(add(a, CAIRN_OP_FORWARD_SAVE, l, error));
-    return CAIRN_OK;
-}
-
-static cairn_status pass_segment(attempt *a, int32_t i, cairn_error *error)
-{
-    int32_t first = first_of(&a->cuts, i);
-    for (int32_t l = first; l <= a->cuts.ends[i]; l++)
-        CRN_TRY(add(a, l == first ? CAIRN_OP_FORWARD_KEEP : CAIRN_OP_FORWARD_DROP, l, error));
-    return CAIRN_OK;
-}
-
-static cairn_status emit_cuts(attempt *a, cairn_error *error)
-{
-    cairn_builder_truncate(a->builder, 0);
-    for (int32_t i = 0; i < a->cuts.count; i++)
-        CRN_TRY(is_stored(a, i) ? save_segment(a, i, error) : pass_segment(a, i, error));
-    for (int32_t i = a->cuts.count - 1; i >= 0; i--) {
-        if (!is_stored(a, i))
-            CRN_TRY(save_segment(a, i, error));
-        for (int32_t l = a->cuts.ends[i]; l >= first_of(&a->cuts, i); l--)
-            CRN_TRY(add(a, CAIRN_OP_BACKWARD, l, error));
-    }
-    return CAIRN_OK;
-}
-
-static cairn_status try_cuts(attempt *a, cairn_error *error)
-{
-    CRN_TRY(emit_cuts(a, error));
-    CRN_TRY(crn_replay(a->task, cairn_builder_ops(a->builder), cairn_builder_count(a->builder), CAIRN_NONE, &a->replay,
-                       error));
-    if (!a->replay.valid && a->replay.violation.code != CAIRN_VIOLATION_OVERFLOW)
-        return crn_fail_at(error, CAIRN_INTERNAL, a->replay.violation.op, NULL, "segments are not valid: %s",
-                           a->replay.violation.message);
-    return CAIRN_OK;
-}
 
 /* ---- cutting ---- */
 
@@ -169,7 +93,7 @@ static int compare_exchanges(const void *first, const void *second)
 /* Sums that would pass 2^63 - 1 stay there: they only say in which order to try. */
 static exchange exchange_of(const attempt *a, int32_t segment)
 {
-    int32_t first = first_of(&a->cuts, segment), last = a->cuts.ends[segment];
+    int32_t first = crn_cuts_first(&a->cuts, segment), last = a->cuts.ends[segment];
     exchange sum = {0, 0, segment};
     for (int32_t l = first; l <= last; l++) {
         const cairn_stage_option *option = &a->chain->stages[l - 1].options[0];
@@ -257,25 +181,19 @@ static bool cut(attempt *a, cut_rule rule, int32_t *step)
 
 static void attempt_end(attempt *a)
 {
-    cairn_allocator allocator = crn_allocator(a->task->env);
-    size_t count = (size_t)a->chain->stage_count;
-    crn_free(&allocator, a->exchanges, count, sizeof(*a->exchanges));
-    crn_free(&allocator, a->cuts.kept, count, sizeof(*a->cuts.kept));
-    crn_free(&allocator, a->cuts.ends, count, sizeof(*a->cuts.ends));
+    crn_chain_model_clear(&a->model);
 }
 
-static cairn_status attempt_begin(const crn_task *task, cairn_builder *builder, attempt *a, cairn_error *error)
+static cairn_status attempt_begin(const crn_task *task, attempt *a, cairn_error *error)
 {
-    cairn_allocator allocator = crn_allocator(task->env);
-    *a = (attempt){.task = task, .chain = cairn_problem_chain(task->problem), .builder = builder};
+    *a = (attempt){.task = task, .chain = cairn_problem_chain(task->problem)};
     size_t count = (size_t)a->chain->stage_count;
-    a->cuts.ends = crn_alloc(&allocator, count, sizeof(*a->cuts.ends));
-    a->cuts.kept = crn_alloc_zero(&allocator, count, sizeof(*a->cuts.kept));
-    a->exchanges = crn_alloc(&allocator, count, sizeof(*a->exchanges));
-    if (a->cuts.ends && a->cuts.kept && a->exchanges)
-        return CAIRN_OK;
-    attempt_end(a);
-    return crn_no_memory(error);
+    CRN_TRY(crn_chain_model_init(&a->model, task, error));
+    a->cuts.model = &a->model;
+    a->cuts.ends = crn_arena_alloc(&a->model.arena, count, sizeof(*a->cuts.ends));
+    a->cuts.kept = crn_arena_alloc_zero(&a->model.arena, count, sizeof(*a->cuts.kept));
+    a->exchanges = crn_arena_alloc(&a->model.arena, count, sizeof(*a->exchanges));
+    return a->cuts.ends && a->cuts.kept && a->exchanges ? CAIRN_OK : crn_no_memory(error);
 }
 
 /* What all cuts, or those before it was stopped, came to. */
@@ -286,69 +204,64 @@ typedef struct outcome {
     bool stopped_early;
 } outcome;
 
-/* Judges the cuts of a step; of equally fast ones the first step counts. *fits: they keep to the budget. */
-static cairn_status try_step(attempt *a, int32_t step, int64_t budget_bytes, outcome *found, bool *fits,
-                             cairn_error *error)
+/* Judges the cuts of a step: whether they fit, and their time. Of equally fast ones the first step counts. */
+static bool try_step(attempt *a, int32_t step, int64_t budget_bytes, outcome *found, int64_t *makespan_ns)
 {
-    CRN_TRY(try_cuts(a, error));
-    *fits = a->replay.valid && (budget_bytes == CAIRN_NONE || a->replay.peak_bytes <= budget_bytes);
-    if (a->replay.valid) /* not so where it would take more than 2^63 - 1 ns */
-        found->peak_bytes = crn_min(found->peak_bytes, a->replay.peak_bytes);
-    bool is_first = a->replay.makespan_ns == found->fastest_ns && step < found->step;
-    if (*fits && (a->replay.makespan_ns < found->fastest_ns || is_first)) {
-        found->fastest_ns = a->replay.makespan_ns;
+    int64_t peak_bytes;
+    crn_cuts_judge(&a->cuts, &peak_bytes, makespan_ns);
+    bool fits = budget_bytes == CAIRN_NONE || peak_bytes <= budget_bytes;
+    bool is_first = *makespan_ns == found->fastest_ns && step < found->step;
+    found->peak_bytes = crn_min(found->peak_bytes, peak_bytes);
+    if (fits && (*makespan_ns < found->fastest_ns || is_first)) {
+        found->fastest_ns = *makespan_ns;
         found->step = step;
     }
     found->stopped_early = crn_should_stop(a->task, NULL);
-    return CAIRN_OK;
+    return fits;
 }
 
-static cairn_status try_all(attempt *a, cut_rule rule, int64_t budget_bytes, outcome *found, cairn_error *error)
+static void try_all(attempt *a, cut_rule rule, int64_t budget_bytes, outcome *found)
 {
-    bool fits;
+    int64_t makespan_ns;
     *found = (outcome){.peak_bytes = INT64_MAX, .fastest_ns = INT64_MAX};
     for (int32_t step = 0; !found->stopped_early && cut(a, rule, &step);)
-        CRN_TRY(try_step(a, step, budget_bytes, found, &fits, error));
-    return CAIRN_OK;
+        try_step(a, step, budget_bytes, found, &makespan_ns);
 }
 
 /* Of each length, by bisection, the fewest segments run again that fit, as if those with more fitted, too. */
-static cairn_status bisect_lengths(attempt *a, int64_t budget_bytes, outcome *found, cairn_error *error)
+static void bisect_lengths(attempt *a, int64_t budget_bytes, outcome *found)
 {
     int32_t n = a->chain->stage_count;
+    int64_t makespan_ns;
     for (int32_t power = 0; power < 30 && 1 << power < crn_max(2, n); power++) {
         int32_t low = 0, high = tries_of(n, 1 << power) + 1;
         while (high - low > 1 && !found->stopped_early) {
-            bool fits;
             int32_t middle = low + (high - low) / 2, step = step_of(power, middle - 1);
             cut_and_keep(a, &step);
-            CRN_TRY(try_step(a, step, budget_bytes, found, &fits, error));
-            *(fits ? &high : &low) = middle;
+            *(try_step(a, step, budget_bytes, found, &makespan_ns) ? &high : &low) = middle;
         }
     }
-    return CAIRN_OK;
 }
 
 /*
  * The best of all lengths and numbers. Those of a length get slower one by one, so that of each only those before the
  * first that fits matter, and before the first that is slower than the fastest; bisection finds that soon.
  */
-static cairn_status try_lengths(attempt *a, int64_t budget_bytes, outcome *found, cairn_error *error)
+static void try_lengths(attempt *a, int64_t budget_bytes, outcome *found)
 {
     *found = (outcome){.peak_bytes = INT64_MAX, .fastest_ns = INT64_MAX};
-    CRN_TRY(bisect_lengths(a, budget_bytes, found, error));
+    bisect_lengths(a, budget_bytes, found);
     int32_t n = a->chain->stage_count;
+    int64_t makespan_ns;
     for (int32_t power = 0; power < 30 && 1 << power < crn_max(2, n); power++) {
         bool matters = true;
         for (int32_t try = 1; try <= tries_of(n, 1 << power) && matters && !found->stopped_early; try++) {
-            bool fits;
             int32_t step = step_of(power, try - 1);
             cut_and_keep(a, &step);
-            CRN_TRY(try_step(a, step, budget_bytes, found, &fits, error));
-            matters = !fits && a->replay.valid && a->replay.makespan_ns <= found->fastest_ns;
+            bool fits = try_step(a, step, budget_bytes, found, &makespan_ns);
+            matters = !fits && makespan_ns <= found->fastest_ns;
         }
     }
-    return CAIRN_OK;
 }
 
 /* ---- the solvers ---- */
@@ -356,19 +269,29 @@ static cairn_status try_lengths(attempt *a, int64_t budget_bytes, outcome *found
 static cairn_status least_of(const crn_task *task, cut_rule rule, crn_least *least, cairn_error *error)
 {
     attempt a;
-    cairn_builder *builder;
     outcome found;
-    CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
-    cairn_status status = attempt_begin(task, builder, &a, error);
+    cairn_status status = attempt_begin(task, &a, error);
     if (status == CAIRN_OK) {
-        status = try_all(&a, rule, CAIRN_NONE, &found, error);
-        if (status == CAIRN_OK && found.stopped_early)
+        try_all(&a, rule, CAIRN_NONE, &found);
+        if (found.stopped_early)
             status = crn_fail(error, CAIRN_CANCELLED, "stopped");
         least->bytes = status != CAIRN_OK || found.peak_bytes == INT64_MAX ? CAIRN_NONE : found.peak_bytes;
-        attempt_end(&a);
     }
-    cairn_builder_free(builder);
+    attempt_end(&a);
     return status;
+}
+
+/* The schedule of the fastest step. */
+static cairn_status emit(attempt *a, cut_rule rule, const outcome *found, crn_answer *answer, cairn_error *error)
+{
+    int32_t step = rule == RULE_KEEP && found->step > 0 ? found->step - 1 : 0;
+    while (found->step > 0 && cut(a, rule, &step))
+        if (step == found->step) {
+            CRN_TRY(crn_cuts_emit(&a->cuts, answer->builder, error));
+            answer->found = true;
+            break;
+        }
+    return CAIRN_OK;
 }
 
 static cairn_status solve_by(const crn_task *task, cut_rule rule, int64_t budget_bytes, crn_answer *answer,
@@ -376,19 +299,15 @@ static cairn_status solve_by(const crn_task *task, cut_rule rule, int64_t budget
 {
     attempt a;
     outcome found;
-    int32_t step = 0;
-    CRN_TRY(attempt_begin(task, answer->builder, &a, error));
-    cairn_status status = rule == RULE_KEEP ? try_lengths(&a, budget_bytes, &found, error)
-                                            : try_all(&a, rule, budget_bytes, &found, error);
-    answer->stopped_early = found.stopped_early;
-    cairn_builder_truncate(answer->builder, 0);
-    step = rule == RULE_KEEP && found.step > 0 ? found.step - 1 : 0;
-    while (status == CAIRN_OK && found.step > 0 && cut(&a, rule, &step))
-        if (step == found.step) {
-            status = emit_cuts(&a, error);
-            answer->found = status == CAIRN_OK;
-            break;
-        }
+    cairn_status status = attempt_begin(task, &a, error);
+    if (status == CAIRN_OK) {
+        if (rule == RULE_KEEP)
+            try_lengths(&a, budget_bytes, &found);
+        else
+            try_all(&a, rule, budget_bytes, &found);
+        answer->stopped_early = found.stopped_early;
+        status = emit(&a, rule, &found, answer, error);
+    }
     attempt_end(&a);
     return status;
 }

@@ -227,7 +227,34 @@ static void failing_allocations_are_reported(void **state)
 
 /* ---- the clock ---- */
 
-extern const crn_bound_method crn_chain_bound_method;
+extern const crn_bound_method crn_chain_bound_method, crn_chain_states_method;
+
+/* A search that the clock stopped is made anew where there is time, and what it gave stays where there is none. */
+static void a_stopped_search_is_made_anew(void **state)
+{
+    static const crn_settings settings = {.memory_limit_bytes = CAIRN_NONE, .time_limit_ns = 1};
+    test_random random = test_random_seeded(76);
+    test_chain_shape shape = {.stages_min = 8, .stages_max = 8, .positive = true, .bytes_max = 100, .ns_max = 100};
+    cairn_problem *problem = test_random_chain(&random, &shape);
+    cairn_info info = solve(problem, "chain-weak", INT64_MAX);
+    const cairn_env env = {.log = NULL};
+    crn_task past = {.env = &env, .problem = problem, .settings = &settings, .deadline_ns = crn_clock_ns() - 1},
+             whole = past;
+    int64_t budget = info.least_bytes, stopped_ns = 0, bound_ns = 0, once_ns = 0;
+    void *kept = NULL, *other = NULL;
+    (void)state;
+    whole.deadline_ns = CAIRN_NONE;
+    assert_int_equal(crn_chain_states_method.raise_makespan(&past, &kept, budget, &stopped_ns, NULL), CAIRN_OK);
+    assert_int_equal(crn_chain_states_method.raise_makespan(&whole, &kept, budget, &bound_ns, NULL), CAIRN_OK);
+    assert_int_equal(crn_chain_states_method.raise_makespan(&whole, &other, budget, &once_ns, NULL), CAIRN_OK);
+    assert_true(stopped_ns < bound_ns && bound_ns == once_ns);
+    stopped_ns = 0;
+    assert_int_equal(crn_chain_states_method.raise_makespan(&past, &kept, budget, &stopped_ns, NULL), CAIRN_OK);
+    assert_int_equal(stopped_ns, bound_ns);
+    crn_chain_states_method.forget(&whole, kept);
+    crn_chain_states_method.forget(&whole, other);
+    cairn_problem_free(problem);
+}
 
 enum { WORKERS = 2, FEW = 50, WAIT_NS = 20000000, WAITS_MAX = 250, LIMIT_NS = 300000000 };
 
@@ -305,10 +332,10 @@ static void every_thread_looks_at_the_clock(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(never_passes_the_optimum),        cmocka_unit_test(short_chains_are_bounded_by_their_optimum),
-        cmocka_unit_test(stages_of_no_size_do_no_harm),    cmocka_unit_test(falls_with_the_budget_and_ends_at_the_work),
-        cmocka_unit_test(large_numbers_do_no_harm),        cmocka_unit_test(failing_allocations_are_reported),
-        cmocka_unit_test(every_thread_looks_at_the_clock),
+        cmocka_unit_test(never_passes_the_optimum),      cmocka_unit_test(short_chains_are_bounded_by_their_optimum),
+        cmocka_unit_test(stages_of_no_size_do_no_harm),  cmocka_unit_test(falls_with_the_budget_and_ends_at_the_work),
+        cmocka_unit_test(large_numbers_do_no_harm),      cmocka_unit_test(failing_allocations_are_reported),
+        cmocka_unit_test(a_stopped_search_is_made_anew), cmocka_unit_test(every_thread_looks_at_the_clock),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

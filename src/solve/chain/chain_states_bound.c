@@ -19,7 +19,7 @@
 #include "base/queue.h"
 #include "solve/chain/chain_model.h"
 
-enum { STAGES_MAX = 12, OPTIONS_MAX = 3, WORK = 100000, POLL_EVERY = 1024 };
+enum { STAGES_MAX = 12, OPTIONS_MAX = 3, WORK = 200000, POLL_EVERY = 1024 };
 
 /* Bit l of output: a[l] is there. Two bits of saved for each stage: 0 = none, else option + 1. */
 typedef struct place {
@@ -55,7 +55,8 @@ typedef struct search {
     size_t slot_count;
     crn_queue queue;
     cairn_allocator allocator;
-    bool failed; /* no memory */
+    bool failed;  /* no memory */
+    bool stopped; /* by the clock or by poll */
 } search;
 
 static int32_t saved_of(const place *at, int32_t l)
@@ -346,7 +347,8 @@ static void run(search *s, int64_t *bound_ns)
         if (top.bound > at->estimate_ns)
             continue; /* it was reached in less time since */
         *bound_ns = crn_max(*bound_ns, top.bound);
-        if (at->at.grad == 0 || (work % POLL_EVERY == 0 && crn_should_stop(s->task, NULL)))
+        s->stopped = work % POLL_EVERY == 0 && crn_should_stop(s->task, NULL);
+        if (at->at.grad == 0 || s->stopped)
             return;
         leave(s, top.item);
     }
@@ -360,12 +362,13 @@ static bool takes(const cairn_chain *chain)
     return fits;
 }
 
-/* The latest budget and its bound, kept for the next call. */
+/* The latest budget and its bound, kept for the next call; with more time, a search that was stopped gives more. */
 typedef struct found {
     int64_t budget_bytes, bound_ns;
+    bool stopped;
 } found;
 
-static cairn_status find_bound(const crn_task *task, const cairn_chain *chain, int64_t budget_bytes, int64_t *bound_ns,
+static cairn_status find_bound(const crn_task *task, const cairn_chain *chain, int64_t budget_bytes, found *bound,
                                cairn_error *error)
 {
     search s = {.task = task,
@@ -375,7 +378,8 @@ static cairn_status find_bound(const crn_task *task, const cairn_chain *chain, i
                 .allocator = crn_allocator(task->env)};
     crn_queue_init(&s.queue, s.allocator);
     fill(&s);
-    run(&s, bound_ns);
+    run(&s, &bound->bound_ns);
+    bound->stopped = s.stopped;
     crn_queue_clear(&s.queue);
     crn_free(&s.allocator, s.states, s.capacity, sizeof(*s.states));
     crn_free(&s.allocator, s.slots, s.slot_count, sizeof(*s.slots));
@@ -390,13 +394,15 @@ static cairn_status raise_makespan(const crn_task *task, void **kept, int64_t bu
     found *last = *kept;
     if (!takes(chain) || task->machine || budget_bytes == CAIRN_NONE)
         return CAIRN_OK;
-    if (!last || last->budget_bytes != budget_bytes) {
-        int64_t found_ns = 0;
-        CRN_TRY(find_bound(task, chain, budget_bytes, &found_ns, error));
+    if (!last || last->budget_bytes != budget_bytes || (last->stopped && !crn_task_is_past(task))) {
+        found bound = {.budget_bytes = budget_bytes};
+        if (last && last->budget_bytes == budget_bytes)
+            bound.bound_ns = last->bound_ns;
+        CRN_TRY(find_bound(task, chain, budget_bytes, &bound, error));
         last = last ? last : crn_alloc(&allocator, 1, sizeof(*last));
         if (!last)
             return crn_no_memory(error);
-        *last = (found){budget_bytes, found_ns};
+        *last = bound;
         *kept = last;
     }
     *bound_ns = crn_max(*bound_ns, last->bound_ns);

@@ -38,7 +38,8 @@ def row(graph: cairn.Graph, gib: int, limit: str, threads: int) -> str:
     makespan, bound = known(found.makespan_ns), known(found.lower_bound_ns)
     published = f"{PUBLISHED_NS[gib]:,}" if gib in PUBLISHED_NS else "-"
     over = f"{makespan / known(found.store_all_ns) - 1:.2%}"
-    return f"| {gib} | {published} | {makespan:,} | {over} | {bound:,} | {known(found.gap):.2%} |"
+    gap = "-" if found.gap is None else f"{found.gap:.2%}"
+    return f"| {gib} | {published} | {makespan:,} | {over} | {bound:,} | {gap} |"
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The U-Net of published schedules as a training graph: 154 nodes and 219 reads.
+"""A U-Net with published schedules as a training graph: 154 nodes and 219 reads.
 
-Shah et al., "Memory Optimization for Deep Networks" (ICLR 2021), published what Checkmate's program finds in 24 hours
-for a U-Net with batch 11 and images of 416 x 608. Times were measured on a GPU, in units of 10 us; they and the
-shapes are those that the authors' logs print. The graph is built by their rules:
+Shah et al., "Memory Optimization for Deep Networks" (ICLR 2021), published the schedules that Checkmate's program finds
+within 24 hours for a U-Net with batch 11 and images of 416 x 608. Shapes and times are those in the authors' logs. They
+measured the times on a GPU, and their program rounds them to units of 10 us. The graph follows their rules:
 
 * a value takes 4 bytes a number, rounded to KiB;
 * the backward of a convolution has two nodes, first the gradient of the weights, then that of the input;
@@ -21,11 +21,13 @@ FLOAT_BYTES, KIB = 4, 1024
 KERNEL = 9  # numbers of a 3 x 3 kernel; the last convolution has 1 x 1
 NORM_VECTORS, NORM_TRAINED = 4, 2
 
-PUBLISHED_NS = {5: 209_265, 6: 199_613, 10: 192_809}
-"""Budget in GiB: what the published schedule takes, in units of 10 us as everywhere here."""
+UNIT_NS = 10_000
 
-# Operator, output channels, time of the forward, of the backward (of a convolution: of the weights, then of the
-# input); of a concatenation last which operator it reads beside the one before.
+PUBLISHED_NS = {5: 209_265 * UNIT_NS, 6: 199_613 * UNIT_NS, 10: 192_809 * UNIT_NS}
+"""Makespan of the published schedule, by the budget in GiB."""
+
+# Operator, output channels, time of the forward, time of the backward, in units of 10 us. A convolution has two times
+# of the backward: of the weights and of the input. A concatenation ends with the index of the other operator it reads.
 OPERATORS = """
 conv 64 559 1881 0
 bn 64 545 918
@@ -99,14 +101,14 @@ conv 1 236 2261 181
 
 @dataclass(frozen=True)
 class Operator:
-    """A forward operator: the operators that it reads, the numbers that it makes, and its times."""
+    """A forward operator: the operators that it reads, the size of its output in numbers, and its times."""
 
     kind: str
     inputs: tuple[int, ...]
     channels: int
     numbers: int
-    forward: int
-    backward: tuple[int, ...]
+    forward_ns: int
+    backward_ns: tuple[int, ...]
 
 
 def operators() -> list[Operator]:
@@ -115,41 +117,44 @@ def operators() -> list[Operator]:
     area = HEIGHT * WIDTH
     for line in OPERATORS.split("\n")[1:-1]:
         kind, *fields = line.split()
-        channels, forward, *backward = map(int, fields)
+        channels, *times = map(int, fields)
         inputs = (len(made) - 1,) if made else ()
         if kind == "cat":
-            inputs = (backward.pop(), *inputs)
+            inputs = (times.pop(), *inputs)
+        forward_ns, *backward_ns = (time * UNIT_NS for time in times)
         area = area // 4 if kind == "pool" else area * 4 if kind == "up" else area
-        made.append(Operator(kind, inputs, channels, BATCH * channels * area, forward, tuple(backward)))
+        made.append(Operator(kind, inputs, channels, BATCH * channels * area, forward_ns, tuple(backward_ns)))
     return made
 
 
 def training_graph() -> cairn.Graph:
     """Forward, loss and backward."""
     forward = operators()
-    nodes = [cairn.Node(o.forward, _kib(o.numbers), o.inputs, name=f"{o.kind} {i}") for i, o in enumerate(forward)]
+    nodes = [cairn.Node(o.forward_ns, _kib(o.numbers), o.inputs, name=f"{o.kind} {i}") for i, o in enumerate(forward)]
     loss = len(nodes)
     nodes.append(cairn.Node(0, nodes[-1].bytes, (loss - 1,), name="loss"))
-    gradient = {loss: loss}  # of an operator's output: the nodes that hold parts of it
-    readers: list[list[int]] = [[] for _ in forward]
-    for i, o in enumerate(forward):
-        for d in o.inputs:
-            readers[d].append(i)
+    gradients: list[list[int]] = [[] for _ in forward]  # of an operator's output: the nodes that compute a part of it
+    gradients[-1] = [loss]
     for i in reversed(range(loss)):
-        _add_backward(nodes, forward, i, tuple(gradient[r] for r in readers[i] or [loss]))
-        gradient[i] = len(nodes) - 1
+        _add_backward(nodes, forward, i, gradients[i])
+        for d in forward[i].inputs:
+            gradients[d].append(len(nodes) - 1)
     return cairn.Graph(nodes, fixed_bytes=_fixed_bytes(forward), backward_begins_at=loss + 1)
 
 
-def _add_backward(nodes: list[cairn.Node], forward: list[Operator], i: int, gradients: tuple[int, ...]) -> None:
+def _add_backward(nodes: list[cairn.Node], forward: list[Operator], i: int, gradients: list[int]) -> None:
+    """The last node that it adds computes the gradient of the inputs."""
     o = forward[i]
-    numbers = sum(forward[d].numbers for d in o.inputs)
-    reads = tuple(sorted((*o.inputs, *gradients))) if o.kind in ("conv", "bn", "relu", "pool") else gradients
+    input_bytes = _kib(sum(forward[d].numbers for d in o.inputs))
+    alone = tuple(sorted(gradients))
+    with_inputs = (*sorted(o.inputs), *alone)
     if o.kind == "conv":
-        nodes.append(cairn.Node(o.backward[0], 0, reads, name=f"weights {i}"))
-        nodes.append(cairn.Node(o.backward[1], _kib(numbers), tuple(sorted(gradients)), name=f"input {i}"))
+        weights_ns, input_ns = o.backward_ns
+        nodes.append(cairn.Node(weights_ns, 0, with_inputs, name=f"weights {i}"))
+        nodes.append(cairn.Node(input_ns, input_bytes, alone, name=f"input {i}"))
     else:
-        nodes.append(cairn.Node(o.backward[0], _kib(numbers), tuple(sorted(reads)), name=f"d {o.kind} {i}"))
+        reads = with_inputs if o.kind in ("bn", "relu", "pool") else alone
+        nodes.append(cairn.Node(o.backward_ns[0], input_bytes, reads, name=f"d {o.kind} {i}"))
 
 
 def _kib(numbers: int) -> int:

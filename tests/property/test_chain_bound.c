@@ -135,7 +135,7 @@ static void short_chains_are_bounded_by_their_optimum(void **state)
     assert_true(met * 100 >= asked * 95);
 }
 
-/* Many stages with neither bytes nor time: of what can be saved, they are neither dear nor cheap. */
+/* Many stages with neither bytes nor time: they have no ratio of time to bytes by which to sort them. */
 static void stages_of_no_size_do_no_harm(void **state)
 {
     test_random random = test_random_seeded(75);

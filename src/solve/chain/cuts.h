@@ -2,8 +2,8 @@
  * A chain cut into segments: the last one is stored, of the others some are stored and some run again.
  *
  * The forward keeps the input of every segment that runs again; the backward stores each of these right before its own
- * backward. A segment with a stage that must not be recomputed is stored, and so are stages with options: in their
- * first one.
+ * backward. A segment with a stage that must not be recomputed is stored. Of a stage with several options, the first one is
+ * used.
  */
 #ifndef CRN_CUTS_H
 #define CRN_CUTS_H

@@ -11,6 +11,7 @@
 
 #include <cairn/cairn.h>
 
+#include "solve/joint/joint_session.h"
 #include "solve/session.h"
 #include "support/ask.h"
 #include "support/random_problem.h"
@@ -145,11 +146,77 @@ static void the_least_is_that_of_the_solver(void **state)
     }
 }
 
+/* Says nothing the first time, for want of memory, and then what is enough. */
+static cairn_status lower_at_second_call(const crn_task *task, crn_joint *s, cairn_error *error)
+{
+    static int calls;
+    (void)task;
+    s->least_bytes = 77;
+    return calls++ == 0 ? crn_no_memory(error) : CAIRN_OK;
+}
+
+static void a_search_for_the_least_that_failed_is_made_again(void **state)
+{
+    (void)state;
+    fixture f;
+    void *joint;
+    crn_least least = {CAIRN_NONE, false, CAIRN_NONE, false};
+    begin(&f, 0);
+    crn_answer known = known_at(&f, f.least_bytes);
+    crn_task task = f.session.task;
+    task.known = known.builder;
+    assert_int_equal(crn_joint_open(&task, lower_at_second_call, &joint, NULL), CAIRN_OK);
+    assert_int_equal(crn_joint_least(&f.session.task, joint, &least, NULL), CAIRN_NO_MEMORY);
+    assert_int_equal(crn_joint_least(&f.session.task, joint, &least, NULL), CAIRN_OK);
+    assert_int_equal(least.bytes, 77);
+    assert_false(least.is_rough);
+    crn_joint_close(&task, joint);
+    crn_answer_clear(&known, &task);
+    end(&f);
+}
+
+static int count_polls(void *polls, const cairn_progress *progress)
+{
+    (void)progress;
+    ++*(int *)polls;
+    return 0;
+}
+
+/* A few replays of a long list are as much as many of a short one: whoever wants it to stop is asked in between. */
+static void polishing_a_long_schedule_polls(void **state)
+{
+    (void)state;
+    enum { STAGES = 3000, ROUNDS = 8 };
+    test_random random = test_random_seeded(1);
+    const test_chain_shape shape = {.stages_min = STAGES, .stages_max = STAGES, .machine = true, .positive = true};
+    cairn_problem *problem = test_random_chain(&random, &shape);
+    int polls = 0;
+    const cairn_env env = {.poll = count_polls, .poll_context = &polls};
+    int64_t least_bytes = test_limits(problem, test_options("periodic", -1, "threads=1")).least_bytes;
+    cairn_options *options = test_options("joint-chain", least_bytes, "threads=1");
+    fixture f = {.problem = problem, .alone = crn_solver_find("periodic")};
+    crn_joint_search search;
+    assert_int_equal(crn_session_begin(&f.session, &env, problem, options, CAIRN_NONE, NULL), CAIRN_OK);
+    crn_answer known = known_at(&f, least_bytes), unused = {0};
+    assert_int_equal(crn_joint_begin(&search, &f.session.task, least_bytes, NULL), CAIRN_OK);
+    assert_int_equal(crn_joint_offer(&search, known.builder, "periodic", NULL), CAIRN_OK);
+    assert_true(search.best_ns > search.bound_ns);
+    polls = 0;
+    assert_int_equal(crn_joint_improve(&search, ROUNDS, &unused, NULL), CAIRN_OK);
+    assert_true(polls >= ROUNDS / 2);
+    crn_joint_end(&search);
+    crn_answer_clear(&known, &f.session.task);
+    cairn_options_free(options);
+    end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lower_budgets_are_answered_as_in_a_session_of_their_own),
         cmocka_unit_test(the_least_is_that_of_the_solver),
+        cmocka_unit_test(a_search_for_the_least_that_failed_is_made_again),
+        cmocka_unit_test(polishing_a_long_schedule_polls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

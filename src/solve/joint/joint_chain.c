@@ -16,6 +16,7 @@
  */
 #include <string.h>
 
+#include "solve/joint/joint_portfolio.h"
 #include "solve/joint/joint_session.h"
 
 enum { GRID = 24, PRICED_GRID = 6, OFFERS = 6, OPTIONS_MAX = CAIRN_STAGE_OPTIONS_MAX, PRICED_SLOTS = 150 };

@@ -13,6 +13,7 @@
  * Cost      graph-search's, and half as much again: seconds at T = 400. Without a time limit, by work and
  *           not by the clock.
  */
+#include "solve/joint/joint_portfolio.h"
 #include "solve/joint/joint_session.h"
 
 enum { GRID = 8, SHARE = 24, FIRST_SHARE = 4 };
@@ -103,11 +104,9 @@ static cairn_status take_need(void *context, int64_t budget_bytes, const crn_ans
     crn_fit *fit;
     (void)budget_bytes;
     cairn_status status =
-        crn_transfer_new(n->task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), &transfer, NULL);
-    if (status == CAIRN_UNSUPPORTED)
-        return CAIRN_OK;
+        crn_transfer_new(n->task, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), &transfer, error);
     if (status != CAIRN_OK)
-        return crn_no_memory(error);
+        return status == CAIRN_UNSUPPORTED ? CAIRN_OK : status;
     CRN_TRY(crn_fit_new(transfer, 1, &fit, error));
     n->bytes = crn_fit_need(fit);
     crn_fit_free(fit);

@@ -55,22 +55,4 @@ cairn_status crn_joint_improve(crn_joint_search *search, int64_t rounds, crn_ans
 /** Takes the best schedule into the answer. */
 cairn_status crn_joint_answer(crn_joint_search *search, crn_answer *answer, cairn_error *error);
 
-/** Calls another solver; see crn_joint_ask. */
-typedef cairn_status (*crn_joint_take)(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error);
-/**
- * Asks a solver by name at some budgets (CAIRN_NONE = no budget) in one session and gives each answer to take; solvers that
- * do not take the task, or lack memory, or were stopped, are passed over. least_bytes (may be NULL): lowered to the solver's.
- * *cut_short: set where memory or the end of its time kept a solver from saying all that it knows.
- */
-cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t *budgets, int32_t count,
-                           crn_joint_take take, void *context, int64_t *least_bytes, bool *cut_short,
-                           cairn_error *error);
-
-/**
- * Asks every solver without transfers that auto would ask, those that others cover aside, at the search's budget, and one of them
- * (its name, NULL = none) in the same session at more budgets, whose answers are taken as lists.
- */
-cairn_status crn_joint_ask_alone(crn_joint_search *search, const char *lists_of, const int64_t *budgets, int32_t count,
-                                 cairn_error *error);
-
 #endif

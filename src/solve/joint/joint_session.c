@@ -10,17 +10,16 @@ void crn_joint_close(const crn_task *task, void *session)
     crn_free(&allocator, session, 1, sizeof(crn_joint));
 }
 
-/* Looks for the least, once. */
+/* Looks for the least, once; again where that failed. */
 static cairn_status find_least(const crn_task *task, crn_joint *s, cairn_error *error)
 {
     const crn_task part = crn_task_part(task, LEAST_SHARE);
-    const crn_joint_lower lower = s->lower;
-    if (!lower)
+    if (!s->lower)
         return CAIRN_OK;
+    CRN_TRY(s->lower(&part, s, error));
     s->lower = NULL;
-    cairn_status status = lower(&part, s, error);
-    s->is_rough = s->is_rough || status != CAIRN_OK || crn_should_stop(&part, NULL);
-    return status;
+    s->is_rough = s->is_rough || crn_should_stop(&part, NULL);
+    return CAIRN_OK;
 }
 
 /*

@@ -24,9 +24,9 @@
 #include "solve/solver.h"
 
 /* Of the time left: what the bound takes before anybody is asked, what exhaustive search must fit to be first, what is small. */
-enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4, SMALL_SHARE = 16, SURE_SHARE = 4 };
-/* Those that start from what others find. */
-enum { TURN_LAST = 8 };
+enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4, SMALL_SHARE = 16 };
+/* Those that will end in time, by their estimate; those that start from what others find. */
+enum { TURN_SURE = 5, TURN_LAST = 8 };
 /* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
 enum { CHEAP_SHARE = 32 };
 
@@ -87,11 +87,11 @@ static int turn_of(const crn_task *task, const crn_candidate *c, int64_t longest
         return solver->is_quick ? 2 : 3;
     if (solver->rank == CRN_RANK_ALL && solver->is_anytime)
         return TURN_LAST;
-    if (solver->has_own_bound || c->work < (task->deadline_ns - crn_clock_ns()) / SMALL_SHARE)
+    if (solver->is_anytime) /* it takes all that it is given, whatever its work */
+        return solver->has_own_bound ? 4 : 6;
+    if (c->work < (task->deadline_ns - crn_clock_ns()) / SMALL_SHARE)
         return 4;
-    if (solver->rank > 0 && c->work < (task->deadline_ns - crn_clock_ns()) / SURE_SHARE)
-        return 5;
-    return solver->is_anytime ? 6 : 7;
+    return solver->rank > 0 && c->work < task->deadline_ns - crn_clock_ns() ? TURN_SURE : 7;
 }
 
 static bool comes_before(const crn_candidate *a, const crn_candidate *b, bool has_deadline)
@@ -135,7 +135,7 @@ static cairn_status auto_open(const crn_task *task, void **state, cairn_error *e
 static void close_candidate(const crn_task *task, crn_candidate *c)
 {
     crn_solver_close(c->solver, task, c->state);
-    c->is_open = false;
+    c->is_open = c->is_wide = false;
     c->state = NULL;
 }
 
@@ -154,6 +154,7 @@ static cairn_status open_candidate(const crn_task *task, crn_candidate *c, cairn
         return CAIRN_OK;
     CRN_TRY(crn_solver_open(c->solver, task, &c->state, error));
     c->is_open = true;
+    c->is_wide = task->budget_max_bytes == CAIRN_NONE;
     return CAIRN_OK;
 }
 
@@ -175,6 +176,7 @@ typedef struct search {
     cairn_status failed; /* why a candidate gave nothing */
     int64_t pool_end_ns; /* until when baselines may take time; CAIRN_NONE = none was asked, or there is no limit */
     int64_t half_end_ns; /* the same of those whose answers another one starts from */
+    crn_lent lent;       /* what that one asks for more budgets */
     char asked[CAIRN_REASON_MAX], left_out[CAIRN_REASON_MAX];
 } search;
 
@@ -304,6 +306,27 @@ static int64_t begin_of_last(const crn_task *task, const crn_candidate *last)
     return pays ? crn_task_part(task, 2).deadline_ns : crn_task_but_part(task, BOUND_SHARE).deadline_ns;
 }
 
+/* Whether the last one asks it for more budgets. */
+static bool is_lender(const crn_auto *session, const crn_candidate *c)
+{
+    const char *lists_of = session->candidates[session->count - 1].solver->lists_of;
+    return lists_of && strcmp(lists_of, c->solver->info.name) == 0;
+}
+
+/*
+ * What is left of the time where another one waits: half, together; but those that will end in time may take what they
+ * need. The one whose answers at larger budgets are asked for is opened for those, too, if it will end even so.
+ */
+static void limit_for_last(const search *s, const crn_auto *session, int i, crn_task *part)
+{
+    const crn_candidate *c = &session->candidates[i];
+    part->deadline_ns = s->half_end_ns;
+    if (c->turn == TURN_SURE)
+        part->deadline_ns = crn_task_but_part(s->task, BOUND_SHARE).deadline_ns;
+    if (is_lender(session, c) && c->turn <= TURN_SURE && c->work < part->deadline_ns - crn_clock_ns())
+        part->budget_max_bytes = CAIRN_NONE;
+}
+
 /*
  * The task with what this one may have of the time that is left: the baselines their share, the others all of it, but
  * half of what baselines leave, together, where one waits that starts from what others find.
@@ -314,8 +337,10 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
     const crn_candidate *last = &session->candidates[session->count - 1];
     bool waits = last->turn == TURN_LAST && !last->is_asked && fits_memory(s->task, last);
     crn_task part = *s->task;
-    if (session->candidates[i].turn == TURN_LAST)
-        part.known = s->best->found ? s->best->builder : NULL;
+    if (session->candidates[i].turn == TURN_LAST && s->best->found) {
+        part.known = s->best->builder;
+        part.lent = s->lent.solver ? &s->lent : NULL;
+    }
     if (part.deadline_ns == CAIRN_NONE || session->candidates[i].turn == TURN_LAST)
         return part;
     if (crn_is_baseline(solver)) {
@@ -325,7 +350,8 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
     }
     if (waits && s->half_end_ns == CAIRN_NONE)
         s->half_end_ns = begin_of_last(s->task, last);
-    part.deadline_ns = waits ? s->half_end_ns : part.deadline_ns;
+    if (waits)
+        limit_for_last(s, session, i, &part);
     return part;
 }
 
@@ -361,6 +387,8 @@ static cairn_status ask_all(search *s, crn_auto *session, bool dear, cairn_error
         const crn_task part = part_for(s, session, i);
         c->is_asked = true;
         CRN_TRY(ask_and_forgive(s, &part, c, error));
+        if (c->is_wide && is_lender(session, c))
+            s->lent = (crn_lent){c->solver, c->state};
     }
     return CAIRN_OK;
 }

@@ -8,6 +8,7 @@ typedef struct crn_candidate {
     const crn_solver *solver;
     void *state;
     bool is_open, is_asked; /* the latter: about this budget, or found too costly */
+    bool is_wide;           /* open for all budgets, not only the session's */
     int64_t work;
     int turn; /* those of a lower one are asked before */
 } crn_candidate;

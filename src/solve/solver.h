@@ -48,6 +48,12 @@ typedef struct crn_bound_store {
     int64_t least_lower_bytes[2]; /* without and with a machine; 0 = not asked yet */
 } crn_bound_store;
 
+/** A session of a solver that somebody else has open, for all budgets up to that of storing everything. */
+typedef struct crn_lent {
+    const struct crn_solver *solver;
+    void *state;
+} crn_lent;
+
 /** What is to be solved. The same for all calls of a session. */
 typedef struct crn_task {
     const cairn_env *env; /* with the metered allocator */
@@ -59,7 +65,8 @@ typedef struct crn_task {
     int64_t deadline_ns;      /* of crn_clock_ns; CAIRN_NONE = none */
     crn_bound_store *bounds;  /* what bounds keep for the next budget; NULL = nothing is kept */
     const cairn_builder
-        *known; /* a schedule within the budget, for those that start from others' answers; NULL = none */
+        *known;           /* a schedule within the budget, for those that start from others' answers; NULL = none */
+    const crn_lent *lent; /* of its lists_of, where that is at hand; NULL = none */
 } crn_task;
 
 /** How little memory would do. */
@@ -117,6 +124,7 @@ typedef struct crn_solver {
     bool is_anytime;
     /** Goes on until time ends, and bounds its answer itself: with a time limit auto gives it all that baselines leave. */
     bool has_own_bound;
+    const char *lists_of; /* the solver from whose answers at larger budgets it starts; NULL = none */
     /** Goes over the problem once or so: where time is short it is asked first, so that there is an answer. */
     bool is_quick;
     /**

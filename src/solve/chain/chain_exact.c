@@ -134,15 +134,41 @@ static void fill_kind(void *context, int64_t i, int worker)
         atomic_store(&p->makers.failed, true);
 }
 
+/* Sub-chains of a length take so long in all, as measured: a split is looked at in time that grows with the length. */
+enum { SPLIT_NS = 500, SPLIT_STAGE_NS = 14 };
+
+static int64_t diagonal_work(const crn_subchains *subchains, int32_t length)
+{
+    int64_t splits = crn_mul_saturating(subchains->begin[length + 1] - subchains->begin[length], length);
+    return crn_mul_saturating(splits, SPLIT_NS + SPLIT_STAGE_NS * (int64_t)length);
+}
+
+/* When the first diagonals, of a quarter of the work, tell how long all take; and what is too long, in quarters of the time. */
+enum { TELLING_SHARE = 4, HOPELESS_QUARTERS = 5 };
+
+/* Whether the diagonals so far took so long that the tables will not be full in time. */
+static bool is_hopeless(const crn_task *task, int64_t begin_ns, double done, double all)
+{
+    if (task->deadline_ns == CAIRN_NONE || done < all / TELLING_SHARE)
+        return false;
+    double left = (double)(task->deadline_ns - begin_ns), taken = (double)(crn_clock_ns() - begin_ns);
+    return 4 * taken * (all / done) > HOPELESS_QUARTERS * left;
+}
+
 static cairn_status fill(session *p, const crn_task *task, cairn_error *error)
 {
+    const int64_t begin_ns = crn_clock_ns();
+    double done = 0, all = 0;
+    for (int32_t length = 1; length <= p->model->n; length++)
+        all += (double)diagonal_work(&p->subchains, length);
     for (int32_t length = 1; length <= p->model->n; length++) {
         diagonal d = {p, length, p->subchains.begin[length]};
         crn_team_run(task->team, p->subchains.begin[length + 1] - d.first_kind, fill_kind, &d);
         if (atomic_load(&p->makers.failed))
             return crn_no_memory(error);
         cairn_progress progress = {"chain-exact", length, p->model->n, CAIRN_NONE, CAIRN_NONE};
-        if (crn_should_stop(task, &progress))
+        done += (double)diagonal_work(&p->subchains, length);
+        if (crn_should_stop(task, &progress) || is_hopeless(task, begin_ns, done, all))
             return crn_fail(error, CAIRN_CANCELLED, "stopped after %d of %d diagonals", length, p->model->n);
     }
     return CAIRN_OK;
@@ -330,16 +356,11 @@ static int64_t tables_estimate(const crn_subchains *subchains, int64_t n)
     return bytes;
 }
 
-/* A split takes 4 to 6 microseconds, looked at and in part merged, whatever the length and whether sub-chains repeat. */
-enum { SPLIT_NS = 4000 };
-
 static int64_t work_estimate(const crn_subchains *subchains, int64_t n)
 {
     int64_t work = 0;
-    for (int32_t length = 1; length <= n; length++) {
-        int64_t kinds = subchains->begin[length + 1] - subchains->begin[length];
-        work = crn_add_saturating(work, crn_mul_saturating(kinds, SPLIT_NS * (int64_t)length));
-    }
+    for (int32_t length = 1; length <= n; length++)
+        work = crn_add_saturating(work, diagonal_work(subchains, length));
     return work;
 }
 

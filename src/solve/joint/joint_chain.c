@@ -21,6 +21,8 @@
 
 enum { GRID = 24, PRICED_GRID = 6, OFFERS = 6, OPTIONS_MAX = CAIRN_STAGE_OPTIONS_MAX, PRICED_SLOTS = 150 };
 
+#define LISTS_OF "chain-exact"
+
 /*
  * On what terms stages may be offloaded: at a price, in quarters of the time of the transfers; and all of them (0), or
  * only as many, evenly spread, as the link could serve if it were so many percent as fast as it is.
@@ -127,14 +129,26 @@ static int32_t make_grid(const crn_joint *s, int64_t from_bytes, int32_t count, 
     return span > 0 ? count : 0;
 }
 
-/* All solvers that know no link, chain-exact at budgets beyond ours as well. */
+static cairn_status take_list(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
+{
+    crn_joint_search *search = context;
+    (void)budget_bytes;
+    return crn_joint_is_done(search) ? CAIRN_OK : crn_joint_offer_list(search, own->builder, NULL, error);
+}
+
+/*
+ * All solvers that know no link, chain-exact at budgets beyond ours as well; where their answers are known, only the
+ * latter, if it is at hand.
+ */
 static cairn_status offer_alone(const crn_joint *s, crn_joint_search *search, int64_t budget_bytes, cairn_error *error)
 {
     int64_t budgets[GRID + 1] = {budget_bytes}, least_bytes;
     crn_task sub = crn_task_without_machine(search->task);
     CRN_TRY(crn_least_lower(&sub, &least_bytes, error));
     int32_t count = 1 + make_grid(s, least_bytes, GRID, budgets + 1);
-    return crn_joint_ask_alone(search, "chain-exact", budgets, count, error);
+    if (search->task->known)
+        return crn_joint_ask_lent(&sub, budgets + 1, count - 1, take_list, search, &search->cut_short, error);
+    return crn_joint_ask_alone(search, LISTS_OF, budgets, count, error);
 }
 
 /* ---- offloading as an option ---- */
@@ -368,7 +382,7 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
     CRN_TRY(offer_own_lists(search, error));
     if (!crn_joint_is_done(search) && !search->task->known)
         CRN_TRY(offer_answers(search, budget_bytes, error));
-    if (!crn_joint_is_done(search) && !search->task->known)
+    if (!crn_joint_is_done(search))
         CRN_TRY(offer_alone(s, search, budget_bytes, error));
     if (!crn_joint_is_done(search))
         CRN_TRY(offer_priced_lists(s, search, error));
@@ -410,6 +424,7 @@ const crn_solver crn_joint_chain_solver = {
     .rank = CRN_RANK_ALL,
     .is_anytime = true,
     .has_own_bound = true,
+    .lists_of = LISTS_OF,
     .open = joint_open,
     .close = crn_joint_close,
     .least = crn_joint_least,

@@ -40,12 +40,13 @@ static unsigned option_group(const char *name)
         {"budget", CLI_BUDGET},     {"solver", CLI_SOLVER},       {"minimize", CLI_GOAL},
         {"objective", CLI_GOAL},    {"host-budget", CLI_MACHINE}, {"to-host", CLI_MACHINE},
         {"to-device", CLI_MACHINE}, {"shared-link", CLI_MACHINE}, {"latency", CLI_MACHINE},
-        {"slots", CLI_METHOD},      {"segments", CLI_METHOD},
+        {"slots", CLI_METHOD},      {"segments", CLI_METHOD},     {"iterations", CLI_SEARCH},
+        {"seed", CLI_SEARCH},
     };
     for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++)
         if (strcmp(groups[i].name, name) == 0)
             return groups[i].group;
-    return CLI_SEARCH;
+    return CLI_LIMITS;
 }
 
 static const char *value_name(const cairn_option_info *option)

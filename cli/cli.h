@@ -27,13 +27,14 @@ typedef enum cli_flags {
     CLI_BUDGET = 1 << 1,
     CLI_MACHINE = 1 << 2, /* --host-budget, --to-host, ... */
     CLI_SOLVER = 1 << 3,  /* --solver */
-    CLI_SEARCH = 1 << 4,  /* --time-limit, --iterations, ...: all other options of the library */
+    CLI_SEARCH = 1 << 4,  /* --iterations, --seed: of searches */
     CLI_GOAL = 1 << 5,    /* --minimize, --objective */
     CLI_OUTPUT = 1 << 6,  /* -o */
     CLI_TRACE = 1 << 7,
     CLI_BUDGETS = 1 << 8, /* --budgets, --csv */
     CLI_BATCH = 1 << 9,
     CLI_METHOD = 1 << 10, /* --slots, --segments: how some solvers go about it */
+    CLI_LIMITS = 1 << 11, /* --time-limit, --threads, ...: all other options of the library */
 } cli_flags;
 
 typedef struct cli_call cli_call;

@@ -59,7 +59,7 @@ const cli_command cli_bound = {
     .operands = "PROBLEM",
     .operands_min = 1,
     .operands_max = 1,
-    .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SEARCH,
+    .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_LIMITS,
     .summary = "a proved lower bound on the time within a budget",
     .details =
         "Prints a time that no schedule of the problem within --budget can beat. Where it is proved that no schedule\n"

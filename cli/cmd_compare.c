@@ -273,7 +273,7 @@ const cli_command cli_compare = {
     .operands = "PROBLEM",
     .operands_min = 1,
     .operands_max = 1,
-    .flags = CLI_JSON | CLI_MACHINE | CLI_METHOD | CLI_SEARCH | CLI_BUDGETS,
+    .flags = CLI_JSON | CLI_MACHINE | CLI_METHOD | CLI_SEARCH | CLI_LIMITS | CLI_BUDGETS,
     .summary = "every solver at several budgets",
     .details =
         "Asks every available solver that takes the problem, brute force only where it is small enough, and prints a\n"

@@ -52,7 +52,7 @@ const cli_command cli_limits = {
     .operands = "PROBLEM",
     .operands_min = 1,
     .operands_max = 1,
-    .flags = CLI_JSON | CLI_MACHINE | CLI_SOLVER | CLI_METHOD | CLI_SEARCH | CLI_GOAL,
+    .flags = CLI_JSON | CLI_MACHINE | CLI_SOLVER | CLI_METHOD | CLI_SEARCH | CLI_LIMITS | CLI_GOAL,
     .summary = "the least feasible memory, and what store-all takes",
     .details =
         "Says at which budget the solver begins to succeed, and whether it is proved that no schedule needs less.",

@@ -109,7 +109,7 @@ const cli_command cli_max_batch = {
     .operands = "PROBLEM",
     .operands_min = 1,
     .operands_max = 1,
-    .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SOLVER | CLI_METHOD | CLI_SEARCH | CLI_BATCH,
+    .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SOLVER | CLI_METHOD | CLI_SEARCH | CLI_LIMITS | CLI_BATCH,
     .summary = "the largest batch for one more forward",
     .details = "Scales the problem, measured at --batch, and finds the largest batch that fits --budget while "
                "recomputing takes\n"

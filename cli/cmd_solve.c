@@ -71,8 +71,8 @@ const cli_command cli_solve = {
     .operands = "PROBLEM",
     .operands_min = 1,
     .operands_max = 1,
-    .flags =
-        CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SOLVER | CLI_METHOD | CLI_SEARCH | CLI_GOAL | CLI_OUTPUT | CLI_TRACE,
+    .flags = CLI_JSON | CLI_BUDGET | CLI_MACHINE | CLI_SOLVER | CLI_METHOD | CLI_SEARCH | CLI_LIMITS | CLI_GOAL |
+             CLI_OUTPUT | CLI_TRACE,
     .summary = "find a schedule within a memory budget",
     .details =
         "Finds the fastest schedule whose memory stays within --budget, says how far from optimal it can be and how\n"

@@ -124,7 +124,7 @@ static int64_t problem_size(const cairn_problem *problem)
     return chain ? chain->stage_count : cairn_problem_graph(problem)->node_count;
 }
 
-static cairn_status make_team(crn_session *session, cairn_error *error)
+cairn_status crn_session_make_team(crn_session *session, cairn_error *error)
 {
     int64_t threads = session->settings.threads == CAIRN_NONE ? crn_processor_count() : session->settings.threads;
     if (threads == 1 || problem_size(session->task.problem) < TEAM_PROBLEM_MIN)
@@ -183,7 +183,7 @@ static cairn_status begin(crn_session *session, const cairn_options *options, ca
     CRN_TRY(crn_solver_accepts(session->solver, &session->task, error));
     CRN_TRY(crn_options_check(options, session->solver, &session->task, error));
     CRN_TRY(check_memory(session, error));
-    CRN_TRY(make_team(session, error));
+    CRN_TRY(crn_session_make_team(session, error));
     CRN_TRY(store_all(session, error));
     return crn_least_lower(&session->task, &session->least.lower_bytes, error);
 }

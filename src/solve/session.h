@@ -29,10 +29,12 @@ typedef struct crn_session {
     crn_bound_store bounds;
 } crn_session;
 
-/** Resolves the options into session->task; nothing to free yet. */
+/** Resolves the options into session->task; nothing to free yet. What is added then is freed with crn_session_end. */
 cairn_status crn_session_prepare(crn_session *session, const cairn_env *env, const cairn_problem *problem,
                                  const cairn_options *options, int64_t budget_max_bytes, cairn_error *error);
-/** The same, and refuses what cannot be solved. Free with crn_session_end, also after a failure. */
+/** Threads for session->task, where the problem is large enough. Errors: NO_MEMORY. */
+cairn_status crn_session_make_team(crn_session *session, cairn_error *error);
+/** As crn_session_prepare, and refuses what cannot be solved. Free with crn_session_end, also after a failure. */
 cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const cairn_problem *problem,
                                const cairn_options *options, int64_t budget_max_bytes, cairn_error *error);
 void crn_session_end(crn_session *session);

@@ -4,10 +4,10 @@
  */
 #include "solve/session.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "base/unit_text.h"
 #include "schedule/schedule.h"
 #include "solve/baselines.h"
 
@@ -181,6 +181,9 @@ static void fill_outcome(const crn_session *session, const crn_answer *answer, c
 static void fill_reason(const crn_session *session, const crn_answer *answer, cairn_info *info)
 {
     bool is_rough = session->least.is_rough && info->least_bytes != CAIRN_NONE;
+    char lower[CRN_EXACT_BYTES_MAX], least[CRN_EXACT_BYTES_MAX];
+    crn_format_bytes_exactly(info->least_lower_bytes, lower, sizeof(lower));
+    crn_format_bytes_exactly(info->least_bytes, least, sizeof(least));
     if (answer->reason[0])
         memcpy(info->reason, answer->reason, sizeof(info->reason));
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && answer->stopped_early)
@@ -189,21 +192,16 @@ static void fill_reason(const crn_session *session, const crn_answer *answer, ca
         snprintf(info->reason, sizeof(info->reason), "what fits takes longer than %s can count", info->solver);
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && is_rough && !answer->cut_short)
         snprintf(info->reason, sizeof(info->reason),
-                 "the search for the least memory was cut short: less than %" PRId64
-                 " bytes may do (option time-limit)",
-                 info->least_bytes);
+                 "the search for the least memory was cut short: less than %s may do (option time-limit)", least);
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN)
         snprintf(info->reason, sizeof(info->reason),
                  "none was found before its work or memory ended (options iterations, memory-limit)");
     else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && is_refuted(info))
-        snprintf(info->reason, sizeof(info->reason), "every schedule needs at least %lld bytes",
-                 (long long)info->least_lower_bytes);
+        snprintf(info->reason, sizeof(info->reason), "every schedule needs at least %s", lower);
     else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && info->least_is_exact)
-        snprintf(info->reason, sizeof(info->reason), "every schedule needs at least %lld bytes",
-                 (long long)info->least_bytes);
+        snprintf(info->reason, sizeof(info->reason), "every schedule needs at least %s", least);
     else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE && info->least_bytes != CAIRN_NONE)
-        snprintf(info->reason, sizeof(info->reason), "%s found none below %lld bytes", info->solver,
-                 (long long)info->least_bytes);
+        snprintf(info->reason, sizeof(info->reason), "%s found none below %s", info->solver, least);
     else if (info->outcome == CAIRN_OUTCOME_INFEASIBLE)
         snprintf(info->reason, sizeof(info->reason), "%s has no schedule within any budget", info->solver);
 }

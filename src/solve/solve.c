@@ -123,9 +123,11 @@ cairn_status cairn_bound_of(const cairn_env *env, const cairn_problem *problem, 
     CRN_TRY(crn_session_prepare(&session, env, problem, options, 0, error));
     CRN_TRY(check_budget_given(&session.settings, error));
     CRN_TRY(crn_options_check(options, NULL, &session.task, error));
+    crn_session_make_team(&session, NULL); /* without memory for one, bounds have one thread */
     cairn_status status = crn_least_lower(&session.task, &bound->least_lower_bytes, error);
     if (status == CAIRN_OK)
         status = crn_lower_bound(&session.task, session.settings.budget_bytes, &bound->lower_bound_ns, &method, error);
+    crn_session_end(&session);
     if (status != CAIRN_OK)
         return crn_session_explain(&session, status, error);
     snprintf(bound->method, sizeof(bound->method), "%s", method);

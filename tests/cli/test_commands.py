@@ -310,7 +310,10 @@ def test_options_of_other_solvers(cairn):
     assert "20 segments of a chain of 4 stages" in cairn("solve", *asked, "--segments", "20").err
     quiet = cairn("solve", "g", "--budget", "1MB", "--solver", "graph-search", "--iterations", "20", "--threads", "1")
     assert quiet.code == 0 and quiet.err == ""
-    assert "takes no flag --slots" in cairn("bound", *asked, "--slots", "20").err
+    for flag in ("--slots", "--iterations", "--seed"):
+        assert f"takes no flag {flag}" in cairn("bound", *asked, flag, "20").err
+        assert flag not in cairn("help", "bound").out
+    assert cairn("bound", *asked, "--threads", "2", "--time-limit", "1s", "--memory-limit", "1GiB").err == ""
     assert "options        --slots" in cairn("help", "chain-dp").out
     table = {solver["name"]: solver["options"] for solver in cairn.json("solvers")["solvers"]}
     assert table["periodic"] == ["segments"] and table["store-all"] == []

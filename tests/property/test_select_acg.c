@@ -15,6 +15,7 @@
 
 #include <cairn/cairn.h>
 
+#include "solve/session.h"
 #include "support/ask.h"
 #include "support/faulty_allocator.h"
 #include "support/random_problem.h"
@@ -277,12 +278,51 @@ static void every_allocation_may_fail(void **state)
     cairn_problem_free(problem);
 }
 
+static int count_polls(void *polls, const cairn_progress *progress)
+{
+    (void)progress;
+    ++*(int *)polls;
+    return 0;
+}
+
+/* One poll for each bound on the segments that is tried: of hundreds of sizes, few are near the best. */
+static void few_bounds_are_tried(void **state)
+{
+    (void)state;
+    static network net;
+    test_random random = test_random_seeded(5);
+    int polls = 0;
+    const cairn_env env = {.poll = count_polls, .poll_context = &polls};
+    crn_session session;
+    net.count = FORWARD_MAX;
+    for (int32_t v = 0; v < FORWARD_MAX; v++) {
+        net.bytes[v] = test_random_between(&random, 1000000, 2000000);
+        net.dep_count[v] = v > 0;
+        net.deps[v][0] = v - 1;
+        if (v % 5 == 4)
+            net.deps[v][net.dep_count[v]++] = (int32_t)test_random_between(&random, 0, v - 2);
+    }
+    cairn_problem *problem = training_graph(&net);
+    cairn_options *options = test_options("select-acg", -1, "minimize=memory threads=1");
+    assert_int_equal(crn_session_begin(&session, &env, problem, options, CAIRN_NONE, NULL), CAIRN_OK);
+    polls = 0;
+    assert_int_equal(crn_session_open(&session, &session.task, NULL), CAIRN_OK);
+    assert_in_range(polls, 1, 100);
+    crn_session_end(&session);
+    cairn_options_free(options);
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(no_set_is_better_than_the_best),   cmocka_unit_test(a_chain_is_a_chain),
-        cmocka_unit_test(branches_are_cut_each_by_itself),  cmocka_unit_test(real_graphs_have_answers),
-        cmocka_unit_test(a_stopped_division_has_an_answer), cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(no_set_is_better_than_the_best),
+        cmocka_unit_test(a_chain_is_a_chain),
+        cmocka_unit_test(branches_are_cut_each_by_itself),
+        cmocka_unit_test(real_graphs_have_answers),
+        cmocka_unit_test(a_stopped_division_has_an_answer),
+        cmocka_unit_test(every_allocation_may_fail),
+        cmocka_unit_test(few_bounds_are_tried),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -8,6 +8,7 @@
 
 #include <cairn/cairn.h>
 
+#include "support/ask.h"
 #include "support/check.h"
 #include "support/question.h"
 #include "support/random_problem.h"
@@ -34,6 +35,23 @@ static void check_larger(const question *given, void *context)
     }
 }
 
+static cairn_bound bound_of(const cairn_problem *problem, int64_t budget_bytes, const char *settings)
+{
+    cairn_options *options = test_options("auto", budget_bytes, settings);
+    cairn_bound bound;
+    assert_int_equal(cairn_bound_of(NULL, problem, options, &bound, NULL), CAIRN_OK);
+    cairn_options_free(options);
+    return bound;
+}
+
+static void check_bound(const cairn_problem *problem, int64_t budget_bytes)
+{
+    cairn_bound alone = bound_of(problem, budget_bytes, "threads=1");
+    cairn_bound together = bound_of(problem, budget_bytes, "threads=3");
+    assert_int_equal(alone.lower_bound_ns, together.lower_bound_ns);
+    assert_int_equal(alone.least_lower_bytes, together.least_lower_bytes);
+}
+
 static void threads_change_nothing(void **state)
 {
     (void)state;
@@ -49,6 +67,7 @@ static void threads_change_nothing(void **state)
         question q = {problem, "store-all", seed, -1, 40, NULL};
         cairn_limits limits = limits_of(&q);
         for_each_solver(q, check_larger, &limits);
+        check_bound(problem, (limits.least_lower_bytes + limits.store_all_bytes) / 2);
         cairn_problem_free(problem);
     }
 }

@@ -27,9 +27,10 @@
  *           Frontiers of several storages are a third way, for sets that are neither in series nor parallel.
  *           After the last storage of a part a neighbour of no bytes is assumed, so that there is a position whose
  *           frontier is that storage: where branches meet at the very end, it is the one to be a checkpoint.
- * Bounds    From above: the sum of checkpoints does not increase with s, so when the largest segment found under s has
- *           s' bytes, s' - 1 comes next, until the checkpoints alone reach the best answer. With more than PAIRS_EXACT
- *           pairs of positions each step is at least 1/STEPS of s, and the answer may be that much larger.
+ * Bounds    Halved first, for an answer to beat. Then from above: the sum of checkpoints c does not increase with s, so when
+ *           the largest segment found under s has s' bytes, s' - 1 comes next; and nothing under s beats an answer of f
+ *           bytes with a segment of f - c or more, so those are passed by, until the checkpoints alone reach f. With more
+ *           than PAIRS_EXACT pairs of positions each step is at least 1/STEPS of s, and the answer may be that much larger.
  * Schedule  The checkpoints stay; what the backward lacks is recomputed as little as possible (graph_replan.h).
  * Cost      O(P E + S P^2) for P positions, at most POSITIONS_MAX in a part, and S bounds; O(P^2 + E) memory. With a time
  *           limit there are as many positions as it has time for. Stopped before that, everything is a checkpoint.
@@ -44,30 +45,44 @@ enum { PAIRS_EXACT = 1 << 17, STEPS = 256 };
 
 /* ---- all bounds ---- */
 
-static void descend(const crn_task *task, crn_acg *a)
+/* The checkpoints under a bound on the segments, remembered where they are the best so far. Returns their bytes. */
+static int64_t solve_under(crn_acg *a, int64_t s, int64_t *largest_bytes)
 {
     size_t n = (size_t)a->model->node_count;
-    int64_t s = INT64_MAX, found = INT64_MAX;
-    while (s >= 0) {
-        int64_t checkpoints = 0, largest = 0;
-        for (crn_acg_part *part = a->parts; part; part = part->sibling)
-            checkpoints += crn_acg_solve(part, s);
-        if (checkpoints >= found)
-            break;
-        memset(a->kept, 0, n * sizeof(*a->kept));
-        for (const crn_acg_part *part = a->parts; part; part = part->sibling)
-            largest = crn_max(largest, crn_acg_mark(a, part, s));
-        if (checkpoints + largest < found) {
-            found = checkpoints + largest;
-            memcpy(a->best_kept, a->kept, n * sizeof(*a->kept));
-        }
-        s = largest - 1 - (a->pairs > PAIRS_EXACT ? largest / STEPS : 0);
-        if (crn_should_stop(task, NULL)) {
-            a->stopped_early = true;
-            break;
-        }
+    int64_t checkpoints = 0, largest = 0;
+    for (crn_acg_part *part = a->parts; part; part = part->sibling)
+        checkpoints += crn_acg_solve(part, s);
+    memset(a->kept, 0, n * sizeof(*a->kept));
+    for (const crn_acg_part *part = a->parts; part; part = part->sibling)
+        largest = crn_max(largest, crn_acg_mark(a, part, s));
+    if (checkpoints + largest < a->objective_bytes) {
+        a->objective_bytes = checkpoints + largest;
+        memcpy(a->best_kept, a->kept, n * sizeof(*a->kept));
     }
-    a->objective_bytes = found;
+    *largest_bytes = largest;
+    return checkpoints;
+}
+
+static bool stops(const crn_task *task, crn_acg *a)
+{
+    a->stopped_early = a->stopped_early || crn_should_stop(task, NULL);
+    return a->stopped_early;
+}
+
+static void descend(const crn_task *task, crn_acg *a)
+{
+    int64_t largest, next;
+    a->objective_bytes = INT64_MAX;
+    int64_t checkpoints = solve_under(a, INT64_MAX, &largest);
+    for (int64_t s = largest / 2; s > 0 && checkpoints < a->objective_bytes && !stops(task, a); s /= 2)
+        checkpoints = solve_under(a, s, &next);
+    for (int64_t s = a->objective_bytes - 1; s >= 0 && !stops(task, a); s = next) {
+        checkpoints = solve_under(a, s, &largest);
+        if (checkpoints >= a->objective_bytes)
+            break;
+        next = largest - 1 - (a->pairs > PAIRS_EXACT ? largest / STEPS : 0);
+        next = crn_min(next, a->objective_bytes - checkpoints - 1);
+    }
 }
 
 /* Without parts: everything is a checkpoint. */

@@ -25,6 +25,8 @@
 
 /* Of the time left: what the bound takes before anybody is asked, what exhaustive search must fit to be first, what is small. */
 enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4, SMALL_SHARE = 16 };
+/* Of the time left: what others may have taken that are asked again. */
+enum { AGAIN_SHARE = 8 };
 /* Those that will end in time, by their estimate; those that start from what others find. */
 enum { TURN_SURE = 5, TURN_LAST = 8 };
 /* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
@@ -175,6 +177,7 @@ typedef struct search {
     int rank;            /* the highest of those that answered for all of their class */
     cairn_status failed; /* why a candidate gave nothing */
     int64_t pool_end_ns; /* until when baselines may take time; CAIRN_NONE = none was asked, or there is no limit */
+    int64_t begin_ns;    /* when the first one was asked */
     int64_t half_end_ns; /* the same of those whose answers another one starts from */
     crn_lent lent;       /* what that one asks for more budgets */
     char asked[CAIRN_REASON_MAX], left_out[CAIRN_REASON_MAX];
@@ -306,6 +309,16 @@ static int64_t begin_of_last(const crn_task *task, const crn_candidate *last)
     return pays ? crn_task_part(task, 2).deadline_ns : crn_task_but_part(task, BOUND_SHARE).deadline_ns;
 }
 
+/*
+ * Whether the others took so little that the last one better asks them again, and searches as it does when it is asked
+ * alone: from other lists, its search ends elsewhere.
+ */
+static bool were_quick(const search *s)
+{
+    int64_t now_ns = crn_clock_ns();
+    return now_ns - s->begin_ns <= (s->task->deadline_ns - now_ns) / AGAIN_SHARE;
+}
+
 /* Whether the last one asks it for more budgets. */
 static bool is_lender(const crn_auto *session, const crn_candidate *c)
 {
@@ -337,7 +350,7 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
     const crn_candidate *last = &session->candidates[session->count - 1];
     bool waits = last->turn == TURN_LAST && !last->is_asked && fits_memory(s->task, last);
     crn_task part = *s->task;
-    if (session->candidates[i].turn == TURN_LAST && s->best->found) {
+    if (session->candidates[i].turn == TURN_LAST && s->best->found && !were_quick(s)) {
         part.known = s->best->builder;
         part.lent = s->lent.solver ? &s->lent : NULL;
     }
@@ -424,6 +437,7 @@ static cairn_status auto_solve(const crn_task *task, void *state, int64_t budget
     search s = {.task = task,
                 .budget_bytes = budget_bytes,
                 .best = answer,
+                .begin_ns = crn_clock_ns(),
                 .pool_end_ns = CAIRN_NONE,
                 .half_end_ns = CAIRN_NONE};
     for (int i = 0; i < ((crn_auto *)state)->count; i++)

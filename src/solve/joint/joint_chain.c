@@ -375,6 +375,15 @@ static int64_t rounds_of(const crn_task *task)
     return crn_joint_rounds(task, usual_rounds(task));
 }
 
+/* From the least budget on; where that was not looked for, from what computing everything twice needs. */
+static cairn_status offer_all_priced(const crn_joint *s, crn_joint_search *search, cairn_error *error)
+{
+    crn_joint from = *s;
+    if (search->task->known)
+        CRN_TRY(least_of_twice(search->task, &from, error));
+    return offer_priced_lists(&from, search, error);
+}
+
 static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int64_t budget_bytes, crn_answer *answer,
                                cairn_error *error)
 {
@@ -385,7 +394,7 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
     if (!crn_joint_is_done(search))
         CRN_TRY(offer_alone(s, search, budget_bytes, error));
     if (!crn_joint_is_done(search))
-        CRN_TRY(offer_priced_lists(s, search, error));
+        CRN_TRY(offer_all_priced(s, search, error));
     answer->iterations = crn_work_limit(search->task, rounds_of(search->task));
     return crn_joint_improve(search, rounds_of(search->task), answer, error);
 }

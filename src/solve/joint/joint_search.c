@@ -107,6 +107,33 @@ static cairn_status begin_fit(crn_fit *fit, int64_t budget_bytes, const bool *go
     return crn_fit_begin(fit, budget_bytes, fit->best, error);
 }
 
+/*
+ * Random choices. Without a time limit, all come from the seed, one after the other. With one, those of a list come from
+ * its operations, so that what becomes of it does not depend on which lists others have offered before.
+ */
+static bool is_by_list(const crn_joint_search *search)
+{
+    return search->task->deadline_ns != CAIRN_NONE;
+}
+
+/* FNV-1a (Fowler, Noll and Vo) over what operations mean; not 0. */
+static uint64_t seed_of(const cairn_op *ops, int64_t count, uint64_t seed)
+{
+    uint64_t hash = UINT64_C(0xCBF29CE484222325) ^ seed;
+    for (int64_t i = 0; i < count; i++) {
+        const uint64_t words[] = {ops[i].code, ops[i].value, ops[i].option, (uint64_t)ops[i].index};
+        for (int k = 0; k < 4; k++)
+            hash = (hash ^ words[k]) * UINT64_C(0x100000001B3);
+    }
+    return hash | 1;
+}
+
+static uint64_t next_seed(crn_joint_search *search, const cairn_op *ops, int64_t count)
+{
+    uint64_t seed = (uint64_t)crn_max(0, search->task->settings->seed);
+    return is_by_list(search) ? seed_of(ops, count, seed) : search->seed++;
+}
+
 /* An entry of these operations; its fit is NULL where transfers cannot be added to them. */
 static cairn_status make_entry(crn_joint_search *search, const cairn_op *ops, int64_t count, const bool *goes,
                                crn_joint_entry *entry, cairn_error *error)
@@ -116,7 +143,8 @@ static cairn_status make_entry(crn_joint_search *search, const cairn_op *ops, in
     cairn_status status = crn_transfer_new(search->task, ops, count, &transfer, error);
     if (status != CAIRN_OK)
         return status == CAIRN_UNSUPPORTED ? CAIRN_OK : status;
-    CRN_TRY(crn_fit_new(transfer, search->seed++, &entry->fit, error));
+    entry->random = next_seed(search, ops, count);
+    CRN_TRY(crn_fit_new(transfer, entry->random, &entry->fit, error));
     entry->ops = crn_alloc(&search->allocator, (size_t)count, sizeof(*ops));
     entry->count = entry->ops ? count : 0;
     status = entry->ops ? begin_fit(entry->fit, search->budget_bytes, goes, error) : crn_no_memory(error);
@@ -296,8 +324,10 @@ static cairn_status improve_entry(crn_joint_search *search, int32_t at, int64_t 
         CRN_TRY(offer_fit(search, entry->fit, error));
     if (!cairn_problem_chain(search->task->problem))
         return CAIRN_OK;
+    search->random = is_by_list(search) ? entry->random : search->random;
     for (int64_t i = 0; i < rounds && search->best_ns > search->bound_ns; i++)
         CRN_TRY(mutate(search, at, error));
+    entry->random = search->random;
     return CAIRN_OK;
 }
 

@@ -18,6 +18,7 @@ typedef struct crn_joint_entry {
     crn_fit *fit;
     cairn_op *ops;
     int64_t count;
+    uint64_t random; /* of its mutations, under a time limit */
 } crn_joint_entry;
 
 typedef struct crn_joint_search {

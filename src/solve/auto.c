@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "schedule/schedule.h"
 #include "solve/auto.h"
 #include "solve/baselines.h"
 #include "solve/options.h"
@@ -25,8 +26,8 @@
 
 /* Of the time left: what the bound takes before anybody is asked, what exhaustive search must fit to be first, what is small. */
 enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4, SMALL_SHARE = 16 };
-/* Of the time left: what others may have taken that are asked again. */
-enum { AGAIN_SHARE = 8 };
+/* Of the time left: what others may have taken that are asked again, and what may come before one that takes all of it. */
+enum { AGAIN_SHARE = 8, BEFORE_SHARE = 4 };
 /* Those that will end in time, by their estimate; those that start from what others find. */
 enum { TURN_SURE = 5, TURN_LAST = 8 };
 /* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
@@ -75,6 +76,16 @@ static int64_t longest_work(const crn_auto *session)
     return longest;
 }
 
+/* Whether its answer makes those needless that take all the time that they are given. */
+static bool covers_anytime(const crn_task *task, const crn_solver *solver)
+{
+    for (const crn_solver *const *other = crn_solvers; *other; other++)
+        if ((*other)->is_anytime && !(*other)->has_own_bound && (*other)->rank >= solver->rank &&
+            is_candidate(*other, task))
+            return false;
+    return true;
+}
+
 /* Which solvers come before others; what exhaustive search takes is known well. */
 static int turn_of(const crn_task *task, const crn_candidate *c, int64_t longest)
 {
@@ -89,11 +100,12 @@ static int turn_of(const crn_task *task, const crn_candidate *c, int64_t longest
         return solver->is_quick ? 2 : 3;
     if (solver->rank == CRN_RANK_ALL && solver->is_anytime)
         return TURN_LAST;
+    int64_t left_ns = task->deadline_ns - crn_clock_ns();
     if (solver->is_anytime) /* it takes all that it is given, whatever its work */
         return solver->has_own_bound ? 4 : 6;
-    if (c->work < (task->deadline_ns - crn_clock_ns()) / SMALL_SHARE)
+    if (c->work < left_ns / SMALL_SHARE)
         return 4;
-    return solver->rank > 0 && c->work < task->deadline_ns - crn_clock_ns() ? TURN_SURE : 7;
+    return c->work < (covers_anytime(task, solver) ? left_ns : left_ns / BEFORE_SHARE) ? TURN_SURE : 7;
 }
 
 static bool comes_before(const crn_candidate *a, const crn_candidate *b, bool has_deadline)
@@ -173,6 +185,8 @@ typedef struct search {
     int64_t budget_bytes;
     crn_answer *best;
     cairn_replay replay; /* of the best */
+    cairn_builder *plain; /* the best without transfers, for the last one; NULL = nobody asks for it */
+    int64_t plain_ns;
     int64_t bound_ns;
     int rank;            /* the highest of those that answered for all of their class */
     cairn_status failed; /* why a candidate gave nothing */
@@ -226,6 +240,12 @@ static cairn_status consider(search *s, const crn_candidate *c, crn_answer *own,
         return crn_fail_at(error, CAIRN_INTERNAL, replay.violation.op, NULL, "%s made a schedule that is not valid: %s",
                            c->solver->info.name, replay.violation.message);
     *found = true;
+    if (s->plain && !c->solver->info.needs_machine && replay.makespan_ns < s->plain_ns) {
+        s->plain_ns = replay.makespan_ns;
+        cairn_builder_truncate(s->plain, 0);
+        CRN_TRY(
+            crn_builder_add_all(s->plain, cairn_builder_ops(own->builder), cairn_builder_count(own->builder), error));
+    }
     if (is_better(s, &replay))
         take(s, c, own, &replay);
     return CAIRN_OK;
@@ -352,6 +372,7 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
     crn_task part = *s->task;
     if (session->candidates[i].turn == TURN_LAST && s->best->found && !were_quick(s)) {
         part.known = s->best->builder;
+        part.known_list = s->plain_ns < INT64_MAX && s->plain_ns != s->replay.makespan_ns ? s->plain : NULL;
         part.lent = s->lent.solver ? &s->lent : NULL;
     }
     if (part.deadline_ns == CAIRN_NONE || session->candidates[i].turn == TURN_LAST)
@@ -431,20 +452,30 @@ static cairn_status find_bound(const crn_task *task, const crn_auto *session, in
     return waits ? CAIRN_OK : crn_raise_bound(&part, budget_bytes, INT64_MAX, bound_ns, &method, error);
 }
 
+static cairn_status search_all(search *s, crn_auto *session, cairn_error *error)
+{
+    for (int i = 0; i < session->count; i++)
+        session->candidates[i].is_asked = false;
+    if (session->candidates[session->count - 1].turn == TURN_LAST)
+        CRN_TRY(cairn_builder_new(s->task->env, s->task->problem, &s->plain, error));
+    CRN_TRY(find_bound(s->task, session, s->budget_bytes, &s->bound_ns, error));
+    CRN_TRY(ask_all(s, session, false, error));
+    return ask_all(s, session, true, error);
+}
+
 static cairn_status auto_solve(const crn_task *task, void *state, int64_t budget_bytes, crn_answer *answer,
                                cairn_error *error)
 {
     search s = {.task = task,
                 .budget_bytes = budget_bytes,
                 .best = answer,
+                .plain_ns = INT64_MAX,
                 .begin_ns = crn_clock_ns(),
                 .pool_end_ns = CAIRN_NONE,
                 .half_end_ns = CAIRN_NONE};
-    for (int i = 0; i < ((crn_auto *)state)->count; i++)
-        ((crn_auto *)state)->candidates[i].is_asked = false;
-    CRN_TRY(find_bound(task, state, budget_bytes, &s.bound_ns, error));
-    CRN_TRY(ask_all(&s, state, false, error));
-    CRN_TRY(ask_all(&s, state, true, error));
+    cairn_status status = search_all(&s, state, error);
+    cairn_builder_free(s.plain);
+    CRN_TRY(status);
     if (!answer->found && s.failed != CAIRN_OK && s.failed != CAIRN_CANCELLED)
         return s.failed;
     answer->lower_bound_ns = s.bound_ns;

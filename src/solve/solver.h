@@ -66,7 +66,8 @@ typedef struct crn_task {
     crn_bound_store *bounds;  /* what bounds keep for the next budget; NULL = nothing is kept */
     const cairn_builder
         *known;           /* a schedule within the budget, for those that start from others' answers; NULL = none */
-    const crn_lent *lent; /* of its lists_of, where that is at hand; NULL = none */
+    const cairn_builder *known_list; /* the best known without transfers, where that is another one; NULL = none */
+    const crn_lent *lent;            /* of its lists_of, where that is at hand; NULL = none */
 } crn_task;
 
 /** How little memory would do. */

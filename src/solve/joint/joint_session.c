@@ -48,7 +48,11 @@ cairn_status crn_joint_offer_known(crn_joint_search *search, cairn_error *error)
     if (!known)
         return CAIRN_OK;
     CRN_TRY(crn_joint_offer(search, known, "the answers of others", error));
-    return crn_joint_is_done(search) ? CAIRN_OK : crn_joint_offer_list(search, known, NULL, error);
+    if (!crn_joint_is_done(search))
+        CRN_TRY(crn_joint_offer_list(search, known, NULL, error));
+    if (!crn_joint_is_done(search) && search->task->known_list)
+        return crn_joint_offer_list(search, search->task->known_list, NULL, error);
+    return CAIRN_OK;
 }
 
 cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **session, cairn_error *error)

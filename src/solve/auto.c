@@ -11,9 +11,10 @@
  * store-all is asked first, for it is free and often fits; then the strongest, so that the others can be left out. Where
  * that takes seconds, those that take a small part of it are asked before, so that whoever stops it has an answer. With
  * a time limit exhaustive search comes next, where it needs a small part of it; then the baselines, in their share, as they
- * are for a solver that is asked alone (baselines.h); then those that improve their answer until time ends, with all
- * that is left, so that they have as much as when they are asked alone; then, while there is time, the others, the
- * cheapest first. Where one starts from what others find, these share half of the time, and it gets the rest.
+ * are for a solver that is asked alone (baselines.h); then those that cover others and will end in time, by their
+ * estimate; then those that improve their answer until time ends, with all that is left, so that they have as much as
+ * when they are asked alone; then, while there is time, the others, the cheapest first. Where one starts from what others
+ * find, these share half of the time, and it gets the rest; where they took next to nothing, it asks them again itself.
  */
 #include <stdio.h>
 #include <string.h>
@@ -24,36 +25,19 @@
 #include "solve/options.h"
 #include "solve/solver.h"
 
-/* Of the time left: what the bound takes before anybody is asked, what exhaustive search must fit to be first, what is small. */
-enum { BOUND_SHARE = 8, EXHAUSTIVE_SHARE = 4, SMALL_SHARE = 16 };
-/* Of the time left: what others may have taken that are asked again, and what may come before one that takes all of it. */
-enum { AGAIN_SHARE = 8, BEFORE_SHARE = 4 };
-/* Those that will end in time, by their estimate; those that start from what others find. */
-enum { TURN_SURE = 5, TURN_LAST = 8 };
-/* Of the longest work: what those may take at most that are asked before it, in case that it is stopped. */
-enum { CHEAP_SHARE = 32 };
-
-/* What nobody will stop. */
-#define WORK_SHORT ((int64_t)1000000000)
+/* Of the time left: what the bound takes before anybody is asked, and what others may have taken that are asked again. */
+enum { BOUND_SHARE = 8, AGAIN_SHARE = 8 };
 
 /* With a time limit, those that would take so many times of what is left are not asked while there is an answer;
  * estimates are of the worst case. */
 enum { LATE_TIMES = 16 };
-
-static bool is_candidate(const crn_solver *solver, const crn_task *task)
-{
-    const cairn_solver_info *info = &solver->info;
-    return strcmp(info->name, "auto") != 0 && !solver->available &&
-           info->minimizes_memory == task->settings->minimize_memory &&
-           crn_solver_takes_objective(solver, task->settings) && crn_solver_accepts(solver, task, NULL) == CAIRN_OK;
-}
 
 /* Where no solver takes the problem, the first one that is for such problems says why it does not. */
 static cairn_status auto_accepts(const crn_task *task, cairn_error *error)
 {
     bool is_chain = cairn_problem_kind_of(task->problem) == CAIRN_KIND_CHAIN;
     for (const crn_solver *const *solver = crn_solvers; *solver; solver++)
-        if (is_candidate(*solver, task))
+        if (crn_auto_may_ask(*solver, task))
             return CAIRN_OK;
     for (const crn_solver *const *solver = crn_solvers; *solver; solver++) {
         const cairn_solver_info *info = &(*solver)->info;
@@ -64,73 +48,6 @@ static cairn_status auto_accepts(const crn_task *task, cairn_error *error)
     return crn_fail(error, CAIRN_UNSUPPORTED, "no solver takes this problem with these options");
 }
 
-/* ---- order ---- */
-
-/* The longest work of those that are asked; what is too costly is not. */
-static int64_t longest_work(const crn_auto *session)
-{
-    int64_t longest = 0;
-    for (int i = 0; i < session->count; i++)
-        if (session->candidates[i].work <= CRN_WORK_MAX)
-            longest = crn_max(longest, session->candidates[i].work);
-    return longest;
-}
-
-/* Whether its answer makes those needless that take all the time that they are given. */
-static bool covers_anytime(const crn_task *task, const crn_solver *solver)
-{
-    for (const crn_solver *const *other = crn_solvers; *other; other++)
-        if ((*other)->is_anytime && !(*other)->has_own_bound && (*other)->rank >= solver->rank &&
-            is_candidate(*other, task))
-            return false;
-    return true;
-}
-
-/* Which solvers come before others; what exhaustive search takes is known well. */
-static int turn_of(const crn_task *task, const crn_candidate *c, int64_t longest)
-{
-    const crn_solver *solver = c->solver;
-    if (strcmp(solver->info.name, "store-all") == 0)
-        return 0;
-    if (task->deadline_ns == CAIRN_NONE)
-        return longest > WORK_SHORT && c->work <= longest / CHEAP_SHARE && !solver->has_own_bound ? 1 : 2;
-    if (solver->info.exhaustive && c->work < (task->deadline_ns - crn_clock_ns()) / EXHAUSTIVE_SHARE)
-        return 1;
-    if (crn_is_baseline(solver))
-        return solver->is_quick ? 2 : 3;
-    if (solver->rank == CRN_RANK_ALL && solver->is_anytime)
-        return TURN_LAST;
-    int64_t left_ns = task->deadline_ns - crn_clock_ns();
-    if (solver->is_anytime) /* it takes all that it is given, whatever its work */
-        return solver->has_own_bound ? 4 : 6;
-    if (c->work < left_ns / SMALL_SHARE)
-        return 4;
-    return c->work < (covers_anytime(task, solver) ? left_ns : left_ns / BEFORE_SHARE) ? TURN_SURE : 7;
-}
-
-static bool comes_before(const crn_candidate *a, const crn_candidate *b, bool has_deadline)
-{
-    if (a->turn != b->turn)
-        return a->turn < b->turn;
-    if ((has_deadline || a->turn == 1) && a->work != b->work)
-        return a->work < b->work;
-    return a->solver->rank > b->solver->rank;
-}
-
-/* Insertion keeps the order of the registry among equals. */
-static void put_in_order(crn_auto *session, const crn_task *task)
-{
-    const int64_t longest = longest_work(session);
-    for (int k = 0; k < session->count; k++) {
-        crn_candidate moved = session->candidates[k];
-        int i = k;
-        moved.turn = turn_of(task, &moved, longest);
-        for (; i > 0 && comes_before(&moved, &session->candidates[i - 1], task->deadline_ns != CAIRN_NONE); i--)
-            session->candidates[i] = session->candidates[i - 1];
-        session->candidates[i] = moved;
-    }
-}
-
 static cairn_status auto_open(const crn_task *task, void **state, cairn_error *error)
 {
     cairn_allocator allocator = crn_allocator(task->env);
@@ -139,10 +56,10 @@ static cairn_status auto_open(const crn_task *task, void **state, cairn_error *e
     if (!session)
         return crn_no_memory(error);
     for (const crn_solver *const *solver = crn_solvers; *solver; solver++)
-        if (is_candidate(*solver, task))
+        if (crn_auto_may_ask(*solver, task))
             session->candidates[session->count++] =
                 (crn_candidate){.solver = *solver, .work = (*solver)->work ? (*solver)->work(task) : 0};
-    put_in_order(session, task);
+    crn_auto_put_in_order(session, task);
     return CAIRN_OK;
 }
 
@@ -325,7 +242,7 @@ static int baselines_left(const crn_auto *session, int i)
 /* When the last one begins: with half of the time; where that is a small part of its work, with what little pays. */
 static int64_t begin_of_last(const crn_task *task, const crn_candidate *last)
 {
-    bool pays = (task->deadline_ns - crn_clock_ns()) / 2 > last->work / CHEAP_SHARE;
+    bool pays = (task->deadline_ns - crn_clock_ns()) / 2 > last->work / CRN_CHEAP_SHARE;
     return pays ? crn_task_part(task, 2).deadline_ns : crn_task_but_part(task, BOUND_SHARE).deadline_ns;
 }
 
@@ -354,9 +271,9 @@ static void limit_for_last(const search *s, const crn_auto *session, int i, crn_
 {
     const crn_candidate *c = &session->candidates[i];
     part->deadline_ns = s->half_end_ns;
-    if (c->turn == TURN_SURE)
+    if (c->turn == CRN_TURN_SURE)
         part->deadline_ns = crn_task_but_part(s->task, BOUND_SHARE).deadline_ns;
-    if (is_lender(session, c) && c->turn <= TURN_SURE && c->work < part->deadline_ns - crn_clock_ns())
+    if (is_lender(session, c) && c->turn <= CRN_TURN_SURE && c->work < part->deadline_ns - crn_clock_ns())
         part->budget_max_bytes = CAIRN_NONE;
 }
 
@@ -368,14 +285,14 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
 {
     const crn_solver *solver = session->candidates[i].solver;
     const crn_candidate *last = &session->candidates[session->count - 1];
-    bool waits = last->turn == TURN_LAST && !last->is_asked && fits_memory(s->task, last);
+    bool waits = last->turn == CRN_TURN_LAST && !last->is_asked && fits_memory(s->task, last);
     crn_task part = *s->task;
-    if (session->candidates[i].turn == TURN_LAST && s->best->found && !were_quick(s)) {
+    if (session->candidates[i].turn == CRN_TURN_LAST && s->best->found && !were_quick(s)) {
         part.known = s->best->builder;
         part.known_list = s->plain_ns < INT64_MAX && s->plain_ns != s->replay.makespan_ns ? s->plain : NULL;
         part.lent = s->lent.solver ? &s->lent : NULL;
     }
-    if (part.deadline_ns == CAIRN_NONE || session->candidates[i].turn == TURN_LAST)
+    if (part.deadline_ns == CAIRN_NONE || session->candidates[i].turn == CRN_TURN_LAST)
         return part;
     if (crn_is_baseline(solver)) {
         if (s->pool_end_ns == CAIRN_NONE)
@@ -456,7 +373,7 @@ static cairn_status search_all(search *s, crn_auto *session, cairn_error *error)
 {
     for (int i = 0; i < session->count; i++)
         session->candidates[i].is_asked = false;
-    if (session->candidates[session->count - 1].turn == TURN_LAST)
+    if (session->candidates[session->count - 1].turn == CRN_TURN_LAST)
         CRN_TRY(cairn_builder_new(s->task->env, s->task->problem, &s->plain, error));
     CRN_TRY(find_bound(s->task, session, s->budget_bytes, &s->bound_ns, error));
     CRN_TRY(ask_all(s, session, false, error));

@@ -23,6 +23,8 @@
 #include "solve/graph/graph_tiny.h"
 
 enum { RULES = 15, ISLANDS = 4, BISECTIONS = 40, CHUNK_EVENTS = 400000 };
+/* Computations of a node that sweeps have room for: the more, the less memory they need. */
+enum { SWEEP_TIMES = 24 };
 enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LARGE_NODES = 10000 };
 
 _Static_assert((int)RULES <= (int)CRN_DESCENT_RULES_MAX, "a descent follows every rule");
@@ -39,7 +41,9 @@ typedef struct search {
     crn_arena arena;
     crn_sequence start[ISLANDS]; /* best distinct walks, the best first */
     int64_t start_cost[ISLANDS];
+    crn_sequence_eval eval; /* of sequences as long as a sweep's */
     crn_sequence scratch;
+    int32_t walk_capacity;
     crn_sequence smallest; /* the sequence with the least peak that was found, and that peak */
     int64_t smallest_peak_bytes;
     int64_t lower_bytes, failed_bytes; /* no schedule without transfers is below; no walk succeeded here, so far */
@@ -64,9 +68,8 @@ static void search_close(const crn_task *task, void *session)
 
 static const crn_sequence_eval *judge_scratch(search *s)
 {
-    crn_sequence_eval *eval = crn_improver_eval(s->island[0]);
-    crn_sequence_judge(eval, &s->scratch);
-    return eval;
+    crn_sequence_judge(&s->eval, &s->scratch);
+    return &s->eval;
 }
 
 /* The peak of what was walked, which may be below the budget of the walk; remembered where it is the least so far. */
@@ -104,12 +107,16 @@ static cairn_status search_fill(const crn_task *task, search *s, cairn_error *er
 {
     CRN_TRY(crn_graph_model_new(task, &s->model, error));
     int32_t capacity = crn_sequence_capacity(s->model->node_count, CRN_WALK_TIMES);
+    int32_t long_capacity = crn_sequence_capacity(s->model->node_count, SWEEP_TIMES);
+    s->walk_capacity = capacity;
+    CRN_TRY(crn_sequence_eval_new(s->model, &s->arena, long_capacity, &s->eval, error));
     CRN_TRY(crn_walk_new(s->model, &s->walk, error));
-    if (!crn_sequence_new(&s->arena, capacity, &s->scratch) || !crn_sequence_new(&s->arena, capacity, &s->smallest))
+    if (!crn_sequence_new(&s->arena, long_capacity, &s->scratch) ||
+        !crn_sequence_new(&s->arena, long_capacity, &s->smallest))
         return crn_no_memory(error);
     for (int i = 0; i < ISLANDS; i++) {
         uint64_t seed = (uint64_t)crn_max(0, task->settings->seed) * ISLANDS + (uint64_t)i;
-        if (!crn_sequence_new(&s->arena, capacity, &s->start[i]))
+        if (!crn_sequence_new(&s->arena, long_capacity, &s->start[i]))
             return crn_no_memory(error);
         CRN_TRY(crn_improver_new(s->model, capacity, seed, leeway[i], &s->island[i], error));
     }
@@ -121,15 +128,24 @@ static cairn_status search_fill(const crn_task *task, search *s, cairn_error *er
     CRN_TRY(crn_least_lower(&alone, &s->lower_bytes, error));
     begin_smallest(s);
     const cairn_graph *graph = cairn_problem_graph(task->problem);
-    int32_t backward_begin = crn_sequence_backward_begin(graph, crn_improver_eval(s->island[0]));
+    int32_t backward_begin = crn_sequence_backward_begin(graph, &s->eval);
     s->sweep = crn_sweep_new(s->model, backward_begin, s->lower_bytes, &s->arena);
     return s->sweep ? CAIRN_OK : crn_no_memory(error);
+}
+
+/* A walk takes no more than islands have room for. */
+static bool walk_by(const crn_task *task, search *s, int64_t budget_bytes, const crn_walk_rule *how)
+{
+    crn_sequence walked = {.node = s->scratch.node, .capacity = s->walk_capacity};
+    bool succeeds = crn_walk_run(s->walk, task, budget_bytes, how, &walked);
+    s->scratch.count = walked.count;
+    return succeeds;
 }
 
 static bool walk(const crn_task *task, search *s, int64_t budget_bytes, int rule, bool unlocks)
 {
     crn_walk_rule how = {.unlocks = unlocks, .half_bytes_power = rule / 5, .half_distance_power = rule % 5};
-    return crn_walk_run(s->walk, task, budget_bytes, &how, &s->scratch);
+    return walk_by(task, s, budget_bytes, &how);
 }
 
 static int nth_rule(int i)
@@ -159,7 +175,7 @@ static bool walk_at_random(const crn_task *task, search *s, int64_t budget_bytes
         crn_walk_rule how = {
             .unlocks = true, .half_bytes_power = rule / 5, .half_distance_power = rule % 5, .weight = s->weight};
         draw_weights(s);
-        if (crn_walk_run(s->walk, task, budget_bytes, &how, &s->scratch))
+        if (walk_by(task, s, budget_bytes, &how))
             return true;
     }
     return false;
@@ -437,10 +453,10 @@ static cairn_status search_solve(const crn_task *task, void *session, int64_t bu
         return crn_tiny_solve(task, budget_bytes, answer, error);
     answer->iterations = crn_work_limit(task, rounds_of(task, s));
     const crn_sequence *best = improve(task, s, budget, answer->lower_bound_ns, answer);
-    if (!best)
+    if (!best) /* a sweep that islands have no room for is the answer as it is */
         best = &s->start[0];
     answer->found = true;
-    return crn_sequence_emit(crn_improver_eval(s->island[0]), best, answer->builder, error);
+    return crn_sequence_emit(&s->eval, best, answer->builder, error);
 }
 
 /* Without the programs of the bound (moment_search.h), which are left out where they do not fit beside the rest. */
@@ -448,9 +464,10 @@ static int64_t search_memory(const crn_task *task)
 {
     const cairn_graph *graph = cairn_problem_graph(task->problem);
     int64_t edges = 0, nodes = graph->node_count, events = crn_sequence_capacity(graph->node_count, CRN_WALK_TIMES);
+    int64_t long_events = crn_sequence_capacity(graph->node_count, SWEEP_TIMES);
     for (int32_t v = 0; v < graph->node_count; v++)
         edges += graph->nodes[v].dep_count + 1;
-    return (ISLANDS + 2) * 80 * events + nodes * 800 + edges * 128 + (1 << 20);
+    return (ISLANDS + 2) * 80 * events + 48 * long_events + nodes * 800 + edges * 128 + (1 << 20);
 }
 
 const crn_solver crn_graph_search_solver = {

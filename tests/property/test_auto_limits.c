@@ -180,6 +180,16 @@ static void on_chains_of_equal_stages(void **state)
     check(chain(1000, (test_chain_shape){.homogeneous = true}));
 }
 
+/* What covers the others will end in time, where its tables are small; then nobody who takes all of the time comes first. */
+static void near_the_least_of_equal_stages(void **state)
+{
+    cairn_problem *problem = chain(200, (test_chain_shape){.homogeneous = true});
+    (void)state;
+    int worse = count_worse(problem, 5, "100ms", true);
+    cairn_problem_free(problem);
+    assert_int_equal(worse, 0);
+}
+
 static void on_chains_with_options(void **state)
 {
     (void)state;
@@ -215,6 +225,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(on_chains),
         cmocka_unit_test(on_chains_of_equal_stages),
+        cmocka_unit_test(near_the_least_of_equal_stages),
         cmocka_unit_test(on_chains_with_options),
         cmocka_unit_test(on_chains_with_a_link),
         cmocka_unit_test(on_graphs),

@@ -143,8 +143,8 @@ static int64_t diagonal_work(const crn_subchains *subchains, int32_t length)
     return crn_mul_saturating(splits, SPLIT_NS + SPLIT_STAGE_NS * (int64_t)length);
 }
 
-/* When the first diagonals, of a quarter of the work, tell how long all take; and what is too long, in quarters of the time. */
-enum { TELLING_SHARE = 4, HOPELESS_QUARTERS = 5 };
+/* The first diagonals, of one part in so many of the work, tell how long all take. */
+enum { TELLING_SHARE = 4 };
 
 /* Whether the diagonals so far took so long that the tables will not be full in time. */
 static bool is_hopeless(const crn_task *task, int64_t begin_ns, double done, double all)
@@ -152,7 +152,7 @@ static bool is_hopeless(const crn_task *task, int64_t begin_ns, double done, dou
     if (task->deadline_ns == CAIRN_NONE || done < all / TELLING_SHARE)
         return false;
     double left = (double)(task->deadline_ns - begin_ns), taken = (double)(crn_clock_ns() - begin_ns);
-    return 4 * taken * (all / done) > HOPELESS_QUARTERS * left;
+    return taken * (all / done) > left;
 }
 
 static cairn_status fill(session *p, const crn_task *task, cairn_error *error)

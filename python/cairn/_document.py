@@ -6,7 +6,7 @@ import contextlib
 import ctypes
 import os
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar, Union
+from typing import Any, ClassVar, TypeVar, Union
 
 from ._errors import Error
 from ._library import Handle, lib
@@ -25,6 +25,7 @@ class Document:
     __slots__ = ("__weakref__", "_handle", "_views")
     _handle: Handle
     _views: dict[str, Any]
+    _writer: ClassVar[str]  # the library's function that writes its text
 
     def _own(self, handle: Handle) -> None:
         self._handle = handle
@@ -42,7 +43,8 @@ class Document:
 
     def to_json(self) -> str:
         """The text of its file."""
-        raise NotImplementedError
+        with self._written() as (text, length):
+            return ctypes.string_at(text, length).decode()
 
     def __eq__(self, other: object) -> bool:
         return self.hash == other.hash if isinstance(other, Document) else NotImplemented
@@ -64,18 +66,20 @@ class Document:
         Io
             The file cannot be written.
         """
-        file_write(path, self.to_json())
+        name = file_name(path)
+        with self._written() as (text, length), naming(path):
+            lib.check(lib.cairn_file_write, name, text, length)
 
-
-def written(function: Any, pointer: Any) -> str:
-    """The text that one of the library's writers makes of an object."""
-    text = ctypes.POINTER(ctypes.c_char)()
-    length = ctypes.c_size_t()
-    lib.check(function, None, pointer, ctypes.byref(text), ctypes.byref(length))
-    try:
-        return ctypes.string_at(text, length.value).decode()
-    finally:
-        lib.cairn_text_free(None, text, length)
+    @contextlib.contextmanager
+    def _written(self) -> Iterator[tuple[Any, int]]:
+        """The text where the library wrote it, not copied; freed at the end."""
+        text = ctypes.POINTER(ctypes.c_char)()
+        length = ctypes.c_size_t()
+        lib.check(getattr(lib, self._writer), None, self.pointer, ctypes.byref(text), ctypes.byref(length))
+        try:
+            yield text, length.value
+        finally:
+            lib.cairn_text_free(None, text, length)
 
 
 @contextlib.contextmanager
@@ -102,8 +106,14 @@ def loaded(path: FilePath, read: Callable[[bytes], D]) -> D:
 
 def file_write(path: FilePath, text: str) -> None:
     """Writes a file whole, by the library."""
-    data, name = text.encode(), os.fsencode(path)
-    if not name or b"\0" in name:
-        raise ValueError(f"the name of a file to write {'contains a zero byte' if name else 'is empty'}")
+    name, data = file_name(path), text.encode()
     with naming(path):
         lib.check(lib.cairn_file_write, name, data, len(data))
+
+
+def file_name(path: FilePath) -> bytes:
+    """The name of a file to write, as the library takes it."""
+    name = os.fsencode(path)
+    if not name or b"\0" in name:
+        raise ValueError(f"the name of a file to write {'contains a zero byte' if name else 'is empty'}")
+    return name

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from . import _structs
-from ._document import Document, FilePath, loaded, written
+from ._document import Document, FilePath, loaded
 from ._errors import BadInput
 from ._library import Handle, lib, text_of
 from ._machine import Machine, machine_of, machine_struct
@@ -41,6 +41,7 @@ class Problem(Document):
     """
 
     __slots__ = ()
+    _writer = "cairn_problem_write"
     #: "chain" or "graph".
     kind: str
 
@@ -112,7 +113,7 @@ class Problem(Document):
 
     def to_json(self) -> str:
         """The problem as a cairn-chain or cairn-graph file, ending in a newline. The same problem, the same text."""
-        return written(lib.cairn_problem_write, self.pointer)
+        return super().to_json()
 
     @classmethod
     def from_json(cls: type[P], text: str | bytes) -> P:

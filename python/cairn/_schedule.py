@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from . import _structs
-from ._document import Document, FilePath, loaded, written
+from ._document import Document, FilePath, loaded
 from ._library import Handle, lib, number_of, text_of
 from ._machine import Machine, machine_of, machine_struct
 from ._ops import Op, op_struct, op_tuple
@@ -32,6 +32,7 @@ class Schedule(Document):
     """
 
     __slots__ = ("_problem",)
+    _writer = "cairn_schedule_write"
     _problem: Problem
 
     def __init__(self, *_: Any, **__: Any) -> None:
@@ -166,7 +167,7 @@ class Schedule(Document):
 
     def to_json(self) -> str:
         """The schedule as a cairn-schedule file, ending in a newline."""
-        return written(lib.cairn_schedule_write, self.pointer)
+        return super().to_json()
 
     @classmethod
     def from_json(cls, problem: Problem, text: str | bytes) -> Schedule:

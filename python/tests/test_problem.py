@@ -5,6 +5,7 @@ import dataclasses
 import gc
 import json
 import pickle
+import tracemalloc
 from pathlib import Path
 
 import cairn
@@ -365,3 +366,18 @@ def test_scaled() -> None:
         graph.scaled(2**62)
     with pytest.raises(cairn.Overflow):
         graph.scaled(2**64)
+
+
+def test_saving_copies_no_text(tmp_path: Path) -> None:
+    chain = cairn.Chain(
+        [cairn.Stage(1, saved_bytes=2, forward_ns=3, backward_ns=4) for _ in range(20000)], input_bytes=1
+    )
+    tracemalloc.start()
+    try:
+        chain.save(tmp_path / "chain.json")
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak_bytes < (tmp_path / "chain.json").stat().st_size / 100
+    assert cairn.load(tmp_path / "chain.json") == chain
+    assert (tmp_path / "chain.json").read_text(encoding="utf-8") == chain.to_json()

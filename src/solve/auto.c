@@ -101,7 +101,7 @@ typedef struct search {
     const crn_task *task;
     int64_t budget_bytes;
     crn_answer *best;
-    cairn_replay replay; /* of the best */
+    cairn_replay replay;  /* of the best */
     cairn_builder *plain; /* the best without transfers, for the last one; NULL = nobody asks for it */
     int64_t plain_ns;
     int64_t bound_ns;

@@ -65,7 +65,7 @@ typedef struct crn_task {
     int64_t deadline_ns;      /* of crn_clock_ns; CAIRN_NONE = none */
     crn_bound_store *bounds;  /* what bounds keep for the next budget; NULL = nothing is kept */
     const cairn_builder
-        *known;           /* a schedule within the budget, for those that start from others' answers; NULL = none */
+        *known; /* a schedule within the budget, for those that start from others' answers; NULL = none */
     const cairn_builder *known_list; /* the best known without transfers, where that is another one; NULL = none */
     const crn_lent *lent;            /* of its lists_of, where that is at hand; NULL = none */
 } crn_task;

@@ -7,7 +7,8 @@
  *   ruin     remove the recomputations in a random window, or insert a random one
  *
  * A round is ruin, repair, fill; its result is taken when it is not worse than what it came from, or now and then when
- * it is a little worse. Every sequence is judged by the one pass of graph_sequence.h; the choices are heuristic, the
+ * it is a little worse. When rounds find nothing better for a while, an excursion holds to one change of the best sequence
+ * for some rounds: one costly value is recomputed in any case, or not at all. Every sequence is judged by the one pass of graph_sequence.h; the choices are heuristic, the
  * judgement is not.
  */
 #ifndef CRN_GRAPH_IMPROVE_H
@@ -25,9 +26,13 @@ typedef struct crn_improver_stop {
     atomic_bool stopped;
 } crn_improver_stop;
 
-/** How much worse a trial may be and now and then be taken nevertheless: parts of what it came from, and of the best. */
+/**
+ * How much worse a trial may be and now and then be taken nevertheless: parts of what it came from, and of the best. And
+ * how many rounds an excursion lasts.
+ */
 typedef struct crn_improver_leeway {
     int32_t step_part, far_part;
+    int32_t excursion_rounds; /* 0 = it makes no excursions */
 } crn_improver_leeway;
 
 /** An improver for sequences of at most capacity events. */

@@ -29,8 +29,11 @@ enum { FIRST_TRIES = 256, TRIES = 48, WEIGHT_POWER_MAX = 4, LEAST_PARTS = 8, LAR
 
 _Static_assert((int)RULES <= (int)CRN_DESCENT_RULES_MAX, "a descent follows every rule");
 
-/* The first island stays near its best; the last crosses the ridges that single values make on small graphs. */
-static const crn_improver_leeway leeway[ISLANDS] = {{2000, 200}, {500, 100}, {200, 50}, {100, 25}};
+/*
+ * The first island stays near its best; the last crosses the ridges that single values make on small graphs. The last two
+ * make excursions.
+ */
+static const crn_improver_leeway leeway[ISLANDS] = {{2000, 200, 0}, {500, 100, 0}, {200, 50, 50}, {100, 25, 50}};
 
 typedef struct search {
     crn_graph_model *model;

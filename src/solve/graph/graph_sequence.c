@@ -15,6 +15,22 @@ bool crn_sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence
     return sequence->node != NULL;
 }
 
+void crn_sequence_remove(crn_sequence *sequence, int32_t e)
+{
+    sequence->count--;
+    memmove(sequence->node + e, sequence->node + e + 1, (size_t)(sequence->count - e) * sizeof(*sequence->node));
+}
+
+bool crn_sequence_insert(crn_sequence *sequence, int32_t e, const int32_t *nodes, int32_t count)
+{
+    if (sequence->count + count > sequence->capacity)
+        return false;
+    memmove(sequence->node + e + count, sequence->node + e, (size_t)(sequence->count - e) * sizeof(*sequence->node));
+    memcpy(sequence->node + e, nodes, (size_t)count * sizeof(*nodes));
+    sequence->count += count;
+    return true;
+}
+
 void crn_sequence_copy(crn_sequence *to, const crn_sequence *from)
 {
     to->count = from->count;

@@ -29,6 +29,9 @@ int32_t crn_sequence_capacity(int32_t node_count, int32_t times);
 bool crn_sequence_new(crn_arena *arena, int32_t capacity, crn_sequence *sequence);
 /** `to` has room for it. */
 void crn_sequence_copy(crn_sequence *to, const crn_sequence *from);
+void crn_sequence_remove(crn_sequence *sequence, int32_t e);
+/** Puts so many nodes before event e. False where there is no room for them; nothing is changed then. */
+bool crn_sequence_insert(crn_sequence *sequence, int32_t e, const int32_t *nodes, int32_t count);
 /** Every node once. */
 void crn_sequence_store_all(const crn_graph_model *model, crn_sequence *sequence);
 

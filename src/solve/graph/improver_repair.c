@@ -1,0 +1,159 @@
+/*
+ * Repair: while an event does not fit, an instance that waits across it for its next reader is recomputed just before that
+ * reader instead.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "solve/graph/improver.h"
+
+enum { REPAIRS_MAX = 400, CANDIDATES_MAX = 1024 };
+
+void crn_improver_find_waits(crn_improver *im, int32_t p)
+{
+    const crn_graph_model *model = im->model;
+    const crn_sequence *s = &im->trial;
+    for (int32_t e = 0; e < s->count; e++) {
+        int32_t v = s->node[e];
+        for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++) {
+            int32_t instance = im->newest[model->root[model->dep[i]]];
+            if (e <= p)
+                im->before[instance] = e;
+            else if (im->after[instance] < 0)
+                im->after[instance] = e;
+        }
+        if (model->root[v] == v) {
+            im->newest[v] = e;
+            im->before[e] = e;
+            im->after[e] = -1;
+        }
+    }
+}
+
+/* The instance of storage s that an event inserted before q would read. */
+static int32_t instance_before(const crn_improver *im, int32_t s, int32_t q)
+{
+    int32_t instance = im->newest[s];
+    while (instance >= q)
+        instance = im->eval.previous[instance];
+    return instance;
+}
+
+int32_t crn_improver_closure(crn_improver *im, int32_t s, int32_t q, int32_t list[CRN_IMPROVER_CLOSURE_MAX],
+                             int64_t *cost)
+{
+    const crn_graph_model *model = im->model;
+    int32_t count = 0;
+    *cost = 0;
+    if (im->marker == INT32_MAX) {
+        memset(im->mark, 0, (size_t)model->node_count * sizeof(*im->mark));
+        im->marker = 0;
+    }
+    im->marker++;
+    list[count++] = s;
+    im->mark[s] = im->marker;
+    for (int32_t k = 0; k < count; k++) {
+        int32_t v = list[k];
+        *cost += model->cost[v];
+        for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++) {
+            int32_t d = model->root[model->dep[i]], instance = instance_before(im, d, q);
+            if (im->mark[d] == im->marker || im->eval.last[instance] >= q || model->keep[d])
+                continue;
+            im->mark[d] = im->marker;
+            if (model->once[d] || crn_improver_has_room(im, im->eval.last[instance] + 1, q, model->bytes[d]))
+                continue;
+            if (count == CRN_IMPROVER_CLOSURE_MAX)
+                return 0;
+            list[count++] = d;
+        }
+    }
+    for (int32_t k = 1; k < count; k++) /* insertion sort: ancestors have smaller indices */
+        for (int32_t j = k; j > 0 && list[j] < list[j - 1]; j--) {
+            int32_t swap = list[j];
+            list[j] = list[j - 1];
+            list[j - 1] = swap;
+        }
+    return count;
+}
+
+static int32_t count_shortages(crn_improver *im)
+{
+    int32_t count = 0, worst = -1;
+    for (int32_t e = 0; e < im->trial.count; e++) {
+        im->short_count[e] = count;
+        if (im->eval.level[e] <= im->budget_bytes)
+            continue;
+        count++;
+        if (worst < 0 || im->eval.level[e] > im->eval.level[worst])
+            worst = e;
+    }
+    im->short_count[im->trial.count] = count;
+    return worst;
+}
+
+static bool waits_across(const crn_improver *im, int32_t e, int32_t p)
+{
+    const crn_graph_model *model = im->model;
+    int32_t s = im->trial.node[e];
+    return im->eval.last[e] > p && im->before[e] < p && im->after[e] >= 0 && !model->keep[s] && !model->once[s] &&
+           model->bytes[s] > 0 && s != im->spared;
+}
+
+int32_t crn_improver_list_waiting(crn_improver *im, int32_t p)
+{
+    int32_t count = 0;
+    crn_improver_find_waits(im, p);
+    for (int32_t e = 0; e < p; e++)
+        if (waits_across(im, e, p))
+            im->waiting[count++] = e;
+    if (count <= CANDIDATES_MAX)
+        return count;
+    int32_t stride = count / CANDIDATES_MAX, first = crn_improver_draw(im, stride);
+    for (int32_t i = 0; i < CANDIDATES_MAX; i++)
+        im->waiting[i] = im->waiting[first + i * stride];
+    return CANDIDATES_MAX;
+}
+
+/* Relieves event p of one instance that waits across it. */
+static bool relieve(crn_improver *im, int32_t p)
+{
+    const crn_graph_model *model = im->model;
+    int32_t list[CRN_IMPROVER_CLOSURE_MAX], chosen[CRN_IMPROVER_CLOSURE_MAX], chosen_count = 0, chosen_at = 0;
+    double least = INFINITY;
+    int64_t lack = im->eval.level[p] - im->budget_bytes, cost;
+    int32_t waiting_count = crn_improver_list_waiting(im, p);
+    for (int32_t i = 0; i < waiting_count; i++) {
+        if (i % CRN_IMPROVER_POLL_EVERY == CRN_IMPROVER_POLL_EVERY - 1 && crn_improver_is_stopped(im))
+            return false;
+        int32_t e = im->waiting[i], s = im->trial.node[e], q = im->after[e];
+        int32_t count = crn_improver_closure(im, s, q, list, &cost);
+        if (count == 0)
+            continue;
+        double relieved =
+            (double)crn_min(lack, model->bytes[s]) * (double)(im->short_count[q] - im->short_count[im->before[e] + 1]);
+        double price = crn_priced_cost(cost) * crn_improver_factor(im) / relieved;
+        if (price < least) {
+            least = price;
+            chosen_count = count;
+            chosen_at = q;
+            memcpy(chosen, list, (size_t)count * sizeof(*list));
+        }
+    }
+    return chosen_count > 0 && crn_sequence_insert(&im->trial, chosen_at, chosen, chosen_count);
+}
+
+bool crn_improver_repair(crn_improver *im, int64_t give_up_cost)
+{
+    for (int i = 0; i < REPAIRS_MAX; i++) {
+        crn_improver_judge(im);
+        if (im->eval.cost >= give_up_cost)
+            return false;
+        if (im->eval.peak <= im->budget_bytes)
+            return true;
+        if (crn_improver_is_stopped(im))
+            return false;
+        if (!relieve(im, count_shortages(im)))
+            return false;
+    }
+    return false;
+}

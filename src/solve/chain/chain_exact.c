@@ -134,17 +134,21 @@ static void fill_kind(void *context, int64_t i, int worker)
         atomic_store(&p->makers.failed, true);
 }
 
-/* Sub-chains of a length take so long in all, as measured: a split is looked at in time that grows with the length. */
+/* What a split of a sub-chain takes, as measured: so much, and so much more for each stage of the sub-chain. */
 enum { SPLIT_NS = 500, SPLIT_STAGE_NS = 14 };
 
+/* Of all distinct sub-chains of a length. */
 static int64_t diagonal_work(const crn_subchains *subchains, int32_t length)
 {
     int64_t splits = crn_mul_saturating(subchains->begin[length + 1] - subchains->begin[length], length);
     return crn_mul_saturating(splits, SPLIT_NS + SPLIT_STAGE_NS * (int64_t)length);
 }
 
-/* The first diagonals, of one part in so many of the work, tell how long all take. */
-enum { TELLING_SHARE = 4 };
+/*
+ * The first diagonals, of one part in so many of the work, tell how long the rest takes: as measured, 0.4 to 1.1 times as long
+ * as its share of the work says, so at least one part in so many of that.
+ */
+enum { TELLING_SHARE = 4, REST_SHARE = 2 };
 
 /* Whether the diagonals so far took so long that the tables will not be full in time. */
 static bool is_hopeless(const crn_task *task, int64_t begin_ns, double done, double all)
@@ -152,7 +156,7 @@ static bool is_hopeless(const crn_task *task, int64_t begin_ns, double done, dou
     if (task->deadline_ns == CAIRN_NONE || done < all / TELLING_SHARE)
         return false;
     double left = (double)(task->deadline_ns - begin_ns), taken = (double)(crn_clock_ns() - begin_ns);
-    return taken * (all / done) > left;
+    return taken + taken * (all - done) / done / REST_SHARE > left;
 }
 
 static cairn_status fill(session *p, const crn_task *task, cairn_error *error)

@@ -232,12 +232,21 @@ static void merge_least(crn_least *general, const crn_least *own)
     general->lower_bytes = lower;
 }
 
+/* A solver that was asked and had no time to open is opened for this question alone, which costs no tables. */
 static cairn_status find_least(crn_session *session, cairn_error *error)
 {
+    const crn_solver *solver = session->solver;
     crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
-    CRN_TRY(crn_session_open(session, &session->task, error));
-    if (session->solver->least)
-        CRN_TRY(session->solver->least(&session->task, session->state, &own, error));
+    crn_task question = session->task;
+    bool is_apart = session->answered && !session->state;
+    question.budget_max_bytes = is_apart ? 0 : question.budget_max_bytes;
+    CRN_TRY(crn_session_open(session, &question, error));
+    cairn_status status = solver->least ? solver->least(&question, session->state, &own, error) : CAIRN_OK;
+    if (is_apart) {
+        crn_solver_close(solver, &question, session->state);
+        session->state = NULL;
+    }
+    CRN_TRY(status);
     merge_least(&session->least, &own);
     return CAIRN_OK;
 }

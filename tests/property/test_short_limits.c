@@ -18,15 +18,15 @@
 #include "support/rounds.h"
 
 /* Under sanitizers a limit is over sooner. */
-enum { STAGES = 600, NODES = TEST_ROUNDS(16000) };
+enum { STAGES = 600, SOME_STAGES = 300, NODES = TEST_ROUNDS(16000) };
 
-static cairn_problem *chain_of_different_stages(void)
+static cairn_problem *chain_of_different_stages(int32_t count)
 {
     test_random random = test_random_seeded(3);
     cairn_stage_option options[STAGES];
     cairn_stage stages[STAGES];
     cairn_problem *problem;
-    for (int32_t l = 0; l < STAGES; l++) {
+    for (int32_t l = 0; l < count; l++) {
         int64_t bytes = test_random_between(&random, 1000, 100000), ns = test_random_between(&random, 1000, 20000);
         options[l] = (cairn_stage_option){
             .saved_bytes = bytes + test_random_between(&random, 0, 100000), .forward_ns = ns, .backward_ns = 2 * ns};
@@ -36,7 +36,7 @@ static cairn_problem *chain_of_different_stages(void)
                                   .options = &options[l],
                                   .option_count = 1};
     }
-    const cairn_chain chain = {.stage_count = STAGES, .stages = stages, .input_bytes = 1000, .input_grad_bytes = 1000};
+    const cairn_chain chain = {.stage_count = count, .stages = stages, .input_bytes = 1000, .input_grad_bytes = 1000};
     assert_int_equal(cairn_problem_new_chain(NULL, &chain, NULL, &problem, NULL), CAIRN_OK);
     return problem;
 }
@@ -100,20 +100,35 @@ static void who_is_cut_off_has_a_baselines_schedule(void **state)
                                             "chain-lagrangian", "auto",     NULL};
     static const char *const of_graphs[] = {"linear-sqrt", "graph-search", "griewank-log", "auto", NULL};
     (void)state;
-    check(chain_of_different_stages(), of_chains, "time-limit=150ms threads=1");
+    check(chain_of_different_stages(STAGES), of_chains, "time-limit=150ms threads=1");
     check(long_graph(), of_graphs, "time-limit=100ms threads=1");
 }
 
 /* The schedule of another is not passed off as one's own. */
 static void the_reason_names_the_baseline(void **state)
 {
-    cairn_problem *problem = chain_of_different_stages();
+    cairn_problem *problem = chain_of_different_stages(STAGES);
     (void)state;
     cairn_options *options = test_options("chain-dp", quarter_of_the_way(problem), "time-limit=100ms threads=1");
     cairn_info info = test_solve(problem, options, NULL);
     assert_true(info.stopped_early);
     assert_string_equal(info.solver, "chain-dp");
     assert_non_null(strstr(info.reason, "whose schedule this is"));
+    cairn_info_clear(&info);
+    cairn_problem_free(problem);
+}
+
+/* Nor are tables that take longer than the limit made again for the least, which needs none. */
+static void the_least_needs_no_tables(void **state)
+{
+    cairn_problem *problem = chain_of_different_stages(SOME_STAGES);
+    (void)state;
+    int64_t budget_bytes = quarter_of_the_way(problem);
+    cairn_limits limits = test_limits(problem, test_options("chain-exact", -1, ""));
+    cairn_info info =
+        test_solve(problem, test_options("chain-exact", budget_bytes, "time-limit=200ms threads=1"), NULL);
+    assert_true(info.stopped_early);
+    assert_int_equal(info.least_bytes, limits.least_bytes);
     cairn_info_clear(&info);
     cairn_problem_free(problem);
 }
@@ -130,7 +145,7 @@ static void the_least_of_a_long_chain_takes_no_schedules(void **state)
 {
     int polls = 0;
     const cairn_env env = {.poll = count_and_go_on, .poll_context = &polls};
-    cairn_problem *problem = chain_of_different_stages();
+    cairn_problem *problem = chain_of_different_stages(STAGES);
     cairn_options *options = test_options("auto", -1, "");
     cairn_limits limits;
     (void)state;
@@ -146,6 +161,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(who_is_cut_off_has_a_baselines_schedule),
         cmocka_unit_test(the_reason_names_the_baseline),
+        cmocka_unit_test(the_least_needs_no_tables),
         cmocka_unit_test(the_least_of_a_long_chain_takes_no_schedules),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -70,6 +70,7 @@ cairn_status crn_joint_ask_lent(const crn_task *task, const int64_t *budgets, in
     cairn_status status = CAIRN_OK;
     for (int32_t i = 0; lent && status == CAIRN_OK && i < count && !crn_should_stop(task, NULL); i++)
         status = ask_once(task, lent->solver, lent->state, budgets[i], take, context, cut_short, error);
+    *cut_short = *cut_short || is_cut_short(status);
     return is_passed_over(status) ? CAIRN_OK : status;
 }
 

@@ -5,7 +5,7 @@
 
 /*
  * Scaled costs sum to less than 2^TOTAL_BITS. No price of a row of 1 and -1 is larger, so a million of them fit 63 bits.
- * A row of sizes may cost PRICE_MAX times as much: 2,000 such rows of one column fit.
+ * A row of sizes may cost PRICE_MAX times as much. Slopes saturate there: one that is too low only weakens the bound.
  */
 enum { TOTAL_BITS = 42, ENTRIES_MAX = 1 << 20, ENTRIES_OF_ROW = 2, ENTRIES_OF_COLUMN = 2, PRICE_MAX = 1024 };
 
@@ -133,12 +133,13 @@ static wide_sum price_row(crn_box_program *p, int32_t r, int64_t *slope)
     if (p->capacity[r] < 0) {
         int64_t whole = (int64_t)((price < 1 ? price : 1) * p->total);
         for (int32_t e = p->row_begin[r]; e < p->row_begin[r + 1]; e++)
-            slope[p->column[e]] += p->value[e] > 0 ? whole : -whole;
+            slope[p->column[e]] = crn_add_saturating(slope[p->column[e]], p->value[e] > 0 ? whole : -whole);
         return (wide_sum)whole * p->right[r];
     }
     double of_byte = price * p->total / (double)crn_max(1, p->capacity[r]);
     for (int32_t e = p->row_begin[r]; e < p->row_begin[r + 1]; e++)
-        slope[p->column[e]] += (int64_t)floor(of_byte * (double)p->weight[e] * (1 - 0x1p-40));
+        slope[p->column[e]] =
+            crn_add_saturating(slope[p->column[e]], (int64_t)floor(of_byte * (double)p->weight[e] * (1 - 0x1p-40)));
     return (wide_sum)ceil(of_byte * (double)p->capacity[r] * (1 + 0x1p-40));
 }
 

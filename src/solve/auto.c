@@ -158,6 +158,7 @@ static cairn_status consider(search *s, const crn_candidate *c, crn_answer *own,
                            c->solver->info.name, replay.violation.message);
     *found = true;
     if (s->plain && !c->solver->info.needs_machine && replay.makespan_ns < s->plain_ns) {
+        CRN_TRY(crn_builder_reserve(s->plain, cairn_builder_count(own->builder), error));
         s->plain_ns = replay.makespan_ns;
         cairn_builder_truncate(s->plain, 0);
         CRN_TRY(

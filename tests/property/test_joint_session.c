@@ -14,6 +14,7 @@
 #include "solve/joint/joint_session.h"
 #include "solve/session.h"
 #include "support/ask.h"
+#include "support/faulty_allocator.h"
 #include "support/random_problem.h"
 #include "support/rounds.h"
 
@@ -210,12 +211,51 @@ static void polishing_a_long_schedule_polls(void **state)
     end(&f);
 }
 
+/* The best has one operation. Then a schedule of some hundreds is offered again and again; each time another request fails. */
+static void what_cannot_be_copied_leaves_the_best_as_it_is(void **state)
+{
+    (void)state;
+    enum { STAGES = 100, ONCE_NS = INT32_MAX };
+    const cairn_op only = {.code = CAIRN_OP_BACKWARD, .index = 1};
+    test_random random = test_random_seeded(1);
+    const test_chain_shape shape = {.stages_min = STAGES, .stages_max = STAGES, .machine = true, .positive = true};
+    test_faulty faulty;
+    test_faulty_init(&faulty, -1, false);
+    const cairn_env env = test_faulty_env(&faulty);
+    cairn_problem *problem = test_random_chain(&random, &shape);
+    cairn_options *options = test_options("joint-chain", -1, "threads=1");
+    fixture f = {.problem = problem, .alone = crn_solver_find("periodic")};
+    crn_joint_search search;
+    cairn_status status = CAIRN_NO_MEMORY;
+    int64_t failures = 0;
+    assert_int_equal(crn_session_begin(&f.session, &env, problem, options, CAIRN_NONE, NULL), CAIRN_OK);
+    crn_answer known = known_at(&f, CAIRN_NONE);
+    assert_int_equal(crn_joint_begin(&search, &f.session.task, CAIRN_NONE, NULL), CAIRN_OK);
+    assert_int_equal(cairn_builder_add(search.best, only, NULL), CAIRN_OK);
+    search.best_ns = ONCE_NS;
+    for (; status == CAIRN_NO_MEMORY; failures++) {
+        assert_int_equal(cairn_builder_count(search.best), 1);
+        assert_int_equal(search.best_ns, ONCE_NS);
+        faulty.fail_at = atomic_load(&faulty.requests) + failures;
+        status = crn_joint_offer(&search, known.builder, "periodic", NULL);
+    }
+    assert_int_equal(status, CAIRN_OK);
+    assert_true(failures > 1);
+    assert_int_equal(cairn_builder_count(search.best), cairn_builder_count(known.builder));
+    faulty.fail_at = -1;
+    crn_joint_end(&search);
+    crn_answer_clear(&known, &f.session.task);
+    cairn_options_free(options);
+    end(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lower_budgets_are_answered_as_in_a_session_of_their_own),
         cmocka_unit_test(the_least_is_that_of_the_solver),
         cmocka_unit_test(a_search_for_the_least_that_failed_is_made_again),
+        cmocka_unit_test(what_cannot_be_copied_leaves_the_best_as_it_is),
         cmocka_unit_test(polishing_a_long_schedule_polls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

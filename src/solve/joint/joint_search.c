@@ -40,8 +40,10 @@ void crn_joint_end(crn_joint_search *search)
 
 /* ---- complete schedules ---- */
 
+/* All or nothing: who lacks memory keeps what was there. */
 static cairn_status copy_ops(const cairn_builder *from, cairn_builder *to, cairn_error *error)
 {
+    CRN_TRY(crn_builder_reserve(to, cairn_builder_count(from), error));
     cairn_builder_truncate(to, 0);
     return crn_builder_add_all(to, cairn_builder_ops(from), cairn_builder_count(from), error);
 }

@@ -304,6 +304,8 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
         s->half_end_ns = begin_of_last(s->task, last);
     if (waits)
         limit_for_last(s, session, i, &part);
+    else if (session->candidates[i].turn == CRN_TURN_SURE) /* its work is an estimate: who comes after it gets some */
+        part.deadline_ns = crn_task_but_part(s->task, BOUND_SHARE).deadline_ns;
     return part;
 }
 

@@ -11,8 +11,8 @@
  *
  * Optimal  In nothing: pieces are cut at prices. For long chains the loss is that of one piece among thousands; see
  *          docs/explanation/solvers/chain-lagrangian.md for how far from the lower bound it is.
- * Cost     O(n R) time for each price and label, R the longest recomputed piece, O(n) memory. Limited by work, or by the
- *          clock where that ends before; then the best plan so far is the answer.
+ * Cost     O(n R) time for each price and label, R the longest recomputed piece, O(n) memory. Limited by the clock, or
+ *          without a time limit by work; the best plan so far is the answer.
  */
 #include "solve/chain/chain_labels.h"
 
@@ -23,11 +23,19 @@
 enum { DEPTH_MAX = 4, BISECTIONS = 12, INNER_BISECTIONS = 8, INNER_WIDTH = 4, SLACK_MAX = 3 };
 #define STEPS_MAX ((int64_t)1 << 29)
 
-static const int32_t widths[] = {4, 16, 64, 256};
+static const int32_t widths[] = {4, 16, 64, 256, 1024};
 /* Prices below the least one with a path, in 64ths of it: with more labels there may be one there, too. */
 static const int64_t price_shares[] = {64, 63, 62, 60};
 
 enum { WIDTHS = sizeof(widths) / sizeof(widths[0]), SHARES = sizeof(price_shares) / sizeof(price_shares[0]) };
+
+/* The last width takes 50 KB a stage: longer chains go without it. */
+enum { WIDEST_STAGES_MAX = 5000 };
+
+static int width_count(int64_t stages)
+{
+    return stages <= WIDEST_STAGES_MAX ? WIDTHS : WIDTHS - 1;
+}
 
 typedef struct session {
     crn_chain_model model;
@@ -171,16 +179,18 @@ static cairn_status widen(search *c, problem *p, int64_t price, int32_t width, i
     return CAIRN_OK;
 }
 
-/* All widths that the work allows, as far as can be told from the one before. */
+/* All widths that the clock allows, or the work, as far as can be told from the width before. */
 static cairn_status widen_all(search *c, problem *p, int64_t price, int slack)
 {
     if (p->depth > 0)
         return widen(c, p, price, INNER_WIDTH, slack);
-    for (int i = 0; i < WIDTHS; i++) {
+    int count = width_count(c->model->n);
+    int64_t most = c->task->deadline_ns == CAIRN_NONE ? STEPS_MAX : INT64_MAX / 2;
+    for (int i = 0; i < count; i++) {
         int64_t before = c->labels.steps;
         CRN_TRY(widen(c, p, price, widths[i], slack));
-        int64_t next = i + 1 < WIDTHS ? (c->labels.steps - before) / widths[i] * widths[i + 1] : 0;
-        if (c->stopped || c->labels.steps + next > STEPS_MAX)
+        int64_t next = i + 1 < count ? (c->labels.steps - before) / widths[i] * widths[i + 1] : 0;
+        if (c->stopped || c->labels.steps + next > most)
             break;
     }
     return CAIRN_OK;
@@ -274,7 +284,7 @@ static int64_t chain_lagrangian_memory(const crn_task *task)
 {
     int64_t n = cairn_problem_chain(task->problem)->stage_count;
     int64_t plans = crn_mul_saturating(n, 2 * (DEPTH_MAX + 2) * (int64_t)sizeof(crn_piece));
-    return crn_add_saturating(crn_labels_memory(n, widths[WIDTHS - 1]), crn_add_saturating(plans, 1 << 16));
+    return crn_add_saturating(crn_labels_memory(n, widths[width_count(n) - 1]), crn_add_saturating(plans, 1 << 16));
 }
 
 /* As measured: bisection tries some 30 prices with one label each; widening takes up to STEPS_MAX steps. */

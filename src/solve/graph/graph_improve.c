@@ -47,11 +47,6 @@ void crn_improver_free(crn_improver *improver)
     crn_arena_clear(&improver->arena);
 }
 
-crn_sequence_eval *crn_improver_eval(crn_improver *improver)
-{
-    improver->is_at_current = false;
-    return &improver->eval;
-}
 /* splitmix64 (Steele, Lea, Flood, 2014). */
 static uint64_t next_random(crn_improver *im)
 {
@@ -79,11 +74,13 @@ bool crn_improver_is_stopped(const crn_improver *im)
         atomic_store(&stop->stopped, true);
     return atomic_load(&stop->stopped);
 }
+
 void crn_improver_heed(crn_improver *im, crn_improver_stop *stop, bool asks)
 {
     im->stop = stop;
     im->asks = asks;
 }
+
 void crn_improver_judge(crn_improver *im)
 {
     crn_sequence_judge(&im->eval, &im->trial);

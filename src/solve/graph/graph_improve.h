@@ -51,7 +51,5 @@ bool crn_improver_begin(crn_improver *improver, const crn_sequence *start, int64
 void crn_improver_run(crn_improver *improver, int64_t rounds);
 /** The best sequence so far, valid until the next call, and its cost. */
 const crn_sequence *crn_improver_best(const crn_improver *improver, int64_t *cost_ns);
-/** An evaluator of the improver's, free for use between its calls. */
-crn_sequence_eval *crn_improver_eval(crn_improver *improver);
 
 #endif

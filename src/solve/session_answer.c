@@ -187,7 +187,7 @@ static void fill_reason(const crn_session *session, const crn_answer *answer, ca
     if (answer->reason[0])
         memcpy(info->reason, answer->reason, sizeof(info->reason));
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && answer->stopped_early)
-        snprintf(info->reason, sizeof(info->reason), "no schedule was found within the time limit");
+        snprintf(info->reason, sizeof(info->reason), "the time limit ended before a schedule was found");
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && !answer->cut_short && is_beyond_counting(info))
         snprintf(info->reason, sizeof(info->reason), "what fits takes longer than %s can count", info->solver);
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && is_rough && !answer->cut_short)

@@ -1,6 +1,7 @@
 #ifdef __linux__
 #define _DEFAULT_SOURCE /* madvise */ // NOLINT(bugprone-reserved-identifier)
 #include <sys/mman.h>
+#include <unistd.h>
 #endif
 
 #include <stdalign.h>
@@ -13,14 +14,15 @@
 /* Large tables are touched once from end to end: in small pages, most of the time would go into page faults. */
 enum { HUGE_PAGE_BYTES = 2 << 20, HUGE_BLOCK_BYTES = 2 * HUGE_PAGE_BYTES };
 
+/*
+ * For all pages of the block, its first and last ones too: the kernel moves a block that grows only if all its pages have
+ * the same advice. Otherwise realloc copies it, and for that time it is there twice.
+ */
 static void ask_for_huge_pages(void *block, size_t bytes)
 {
 #if defined(__linux__) && defined(MADV_HUGEPAGE)
-    uintptr_t from = (uintptr_t)block + HUGE_PAGE_BYTES - 1, to = (uintptr_t)block + bytes;
-    from -= from % HUGE_PAGE_BYTES;
-    to -= to % HUGE_PAGE_BYTES;
-    if (from < to)
-        (void)madvise((char *)block + (from - (uintptr_t)block), to - from, MADV_HUGEPAGE); /* a wish, no more */
+    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), before = (uintptr_t)block % page;
+    (void)madvise((char *)block - before, before + bytes, MADV_HUGEPAGE); /* a wish, no more; its end is rounded up */
 #else
     (void)block;
     (void)bytes;

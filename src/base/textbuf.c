@@ -6,6 +6,8 @@
 
 #include "base/digits.h"
 
+enum { CAPACITY_MIN = 256 };
+
 void crn_textbuf_init(crn_textbuf *buffer, cairn_allocator allocator)
 {
     *buffer = (crn_textbuf){.allocator = allocator};
@@ -18,9 +20,9 @@ static bool reserve(crn_textbuf *buffer, size_t extra)
         return false;
     if (wanted <= buffer->capacity)
         return true;
-    size_t grown = buffer->capacity ? buffer->capacity * 2 : 256;
-    while (grown < wanted)
-        grown *= 2;
+    size_t grown = buffer->capacity ? buffer->capacity + buffer->capacity / 2 : CAPACITY_MIN;
+    if (grown < wanted)
+        grown = wanted;
     char *text = crn_realloc(&buffer->allocator, buffer->text, buffer->capacity, grown, 1);
     if (!text) {
         buffer->failed = true;

@@ -4,6 +4,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <string.h>
+#include <sys/resource.h>
 
 #include <cmocka.h>
 
@@ -66,6 +67,32 @@ static void arrays_of_impossible_size_are_refused(void **state)
     assert_non_null(empty);
     crn_free(&allocator, empty, 0, 8);
 }
+
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+static int64_t process_peak_bytes(void)
+{
+    struct rusage usage;
+    assert_int_equal(getrusage(RUSAGE_SELF, &usage), 0);
+    return (int64_t)usage.ru_maxrss * 1024;
+}
+
+/* The pages of a large block move when it grows; a copy would be half of it again. */
+static void a_large_block_grows_without_a_copy(void **state)
+{
+    (void)state;
+    enum { BYTES = 64 << 20 };
+    cairn_allocator allocator = crn_allocator(NULL);
+    int64_t before = process_peak_bytes();
+    char *block = crn_alloc(&allocator, BYTES, 1);
+    assert_non_null(block);
+    memset(block, 1, BYTES);
+    block = crn_realloc(&allocator, block, BYTES, 2 * (size_t)BYTES, 1);
+    assert_non_null(block);
+    assert_int_equal(block[BYTES - 1], 1);
+    assert_true(process_peak_bytes() - before < BYTES + BYTES / 4);
+    crn_free(&allocator, block, 2 * (size_t)BYTES, 1);
+}
+#endif
 
 static crn_arena metered_arena(crn_meter *meter)
 {
@@ -332,6 +359,9 @@ int main(void)
         cmocka_unit_test(errors_carry_positions_and_cut_long_texts),
         cmocka_unit_test(arithmetic_reports_overflow),
         cmocka_unit_test(arrays_of_impossible_size_are_refused),
+#if defined(__linux__) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+        cmocka_unit_test(a_large_block_grows_without_a_copy),
+#endif
         cmocka_unit_test(an_arena_aligns_and_frees_everything),
         cmocka_unit_test(a_large_arena_wastes_little),
         cmocka_unit_test(an_arena_may_lie_in_its_own_memory),

@@ -1,6 +1,6 @@
 /*
  * How fast long problems and schedules are written and read, and in how much memory: a chain of a million stages, a
- * graph of half a million nodes and the chain's store-all schedule. Prints one line per file and direction: its size,
+ * graph of half a million nodes, the chain's store-all schedule, and a stage with 100 MB of provenance. Prints one line per file and direction: its size,
  * the processor's time (best of three), megabytes a second, and the most memory that the call had at once beside the
  * text, as a multiple of the text.
  *
@@ -11,6 +11,7 @@
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
 #include "support/bench.h"
@@ -51,6 +52,28 @@ static cairn_problem *chain_of(int32_t n)
     free(stages);
     free(options);
     free(names);
+    return problem;
+}
+
+/* A stage whose provenance is an object of so many members of nearly MEMBER_BYTES. */
+static cairn_problem *provenance_of(int32_t n)
+{
+    enum { MEMBER_BYTES = 100 };
+    char *text = must_allocate((size_t)n + 1, MEMBER_BYTES), *end = text;
+    *end++ = '{';
+    for (int32_t i = 0; i < n; i++)
+        end += snprintf(end, MEMBER_BYTES,
+                        "%s\"layers.%07d.block\": [0.25, \"what the profile says of it\", null, {\"at\": %07d}, true]",
+                        i > 0 ? ",\n" : "", i, 1000000 + i);
+    memcpy(end, "}", sizeof("}"));
+    const cairn_stage_option option = {"keep", 4, 1, 2, 0, 0};
+    const cairn_stage stage = {"layer", 1, 1, 0, 1, 0, false, 1, &option};
+    const cairn_chain chain = {1, 1, 1, &stage};
+    const cairn_problem_info info = {.name = "model", .provenance = text};
+    cairn_problem *problem;
+    cairn_error error;
+    must(cairn_problem_new_chain(NULL, &chain, &info, &problem, &error), &error);
+    free(text);
     return problem;
 }
 
@@ -145,12 +168,14 @@ static cairn_schedule *store_all(const cairn_problem *problem)
 int main(int argc, char **argv)
 {
     int32_t n = take_quick(&argc, argv, 0) ? 2000 : 1000000;
-    cairn_problem *chain = chain_of(n), *graph = graph_of(n / 2);
+    cairn_problem *chain = chain_of(n), *graph = graph_of(n / 2), *model = provenance_of(n);
     cairn_schedule *schedule = store_all(chain);
     measure("chain", chain, NULL);
     measure("graph", graph, NULL);
     measure("schedule", chain, schedule);
+    measure("model", model, NULL);
     cairn_schedule_free(schedule);
+    cairn_problem_free(model);
     cairn_problem_free(graph);
     cairn_problem_free(chain);
     return 0;

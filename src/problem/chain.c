@@ -171,7 +171,7 @@ cairn_status crn_problem_make_chain(const cairn_env *env, const cairn_chain *cha
 {
     cairn_problem *made;
     *problem = NULL;
-    CRN_TRY(crn_problem_begin(env, CAIRN_KIND_CHAIN, info, &made, error));
+    CRN_TRY(crn_problem_begin(env, CAIRN_KIND_CHAIN, info, own, &made, error));
     cairn_status status = check_chain(chain, made->info.fixed_bytes, &made->work_ns, error);
     if (status == CAIRN_OK)
         status = own ? take_chain(made, chain, own) : copy_chain(made, chain, error);

@@ -138,7 +138,7 @@ cairn_status crn_problem_make_graph(const cairn_env *env, const cairn_graph *gra
 {
     cairn_problem *made;
     *problem = NULL;
-    CRN_TRY(crn_problem_begin(env, CAIRN_KIND_GRAPH, info, &made, error));
+    CRN_TRY(crn_problem_begin(env, CAIRN_KIND_GRAPH, info, own, &made, error));
     cairn_status status = check_graph(graph, made->info.fixed_bytes, &made->work_ns, error);
     if (status == CAIRN_OK)
         status = own ? take_graph(made, graph, own, error) : copy_graph(made, graph, error);

@@ -36,7 +36,15 @@ int64_t cairn_transfer_ns(int64_t bytes, int64_t bytes_per_s, int64_t latency_ns
     return ns;
 }
 
-static cairn_status copy_info(cairn_problem *problem, const cairn_problem_info *info, cairn_error *error)
+/* A text of the info: a copy in the problem's arena, or the text itself. NULL when there is no memory for it. */
+static const char *info_text(cairn_problem *problem, const char *text, const char *otherwise, bool copied)
+{
+    if (!text)
+        text = otherwise;
+    return copied ? crn_arena_text(&problem->arena, text) : text;
+}
+
+static cairn_status take_info(cairn_problem *problem, const cairn_problem_info *info, bool copied, cairn_error *error)
 {
     static const cairn_problem_info defaults;
     if (!info)
@@ -45,8 +53,8 @@ static cairn_status copy_info(cairn_problem *problem, const cairn_problem_info *
         return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "fixed_bytes", "fixed_bytes is %lld; at least 0",
                            (long long)info->fixed_bytes);
     problem->info.fixed_bytes = info->fixed_bytes;
-    problem->info.name = crn_arena_text(&problem->arena, info->name ? info->name : "");
-    problem->info.provenance = crn_arena_text(&problem->arena, info->provenance ? info->provenance : "{}");
+    problem->info.name = info_text(problem, info->name, "", copied);
+    problem->info.provenance = info_text(problem, info->provenance, "{}", copied);
     if (!problem->info.name || !problem->info.provenance)
         return crn_no_memory(error);
     if (info->machine) {
@@ -58,7 +66,7 @@ static cairn_status copy_info(cairn_problem *problem, const cairn_problem_info *
 }
 
 cairn_status crn_problem_begin(const cairn_env *env, cairn_problem_kind kind, const cairn_problem_info *info,
-                               cairn_problem **problem, cairn_error *error)
+                               const crn_arena *own, cairn_problem **problem, cairn_error *error)
 {
     crn_arena arena;
     crn_arena_init(&arena, crn_allocator(env));
@@ -69,7 +77,7 @@ cairn_status crn_problem_begin(const cairn_env *env, cairn_problem_kind kind, co
     }
     made->arena = arena;
     made->kind = kind;
-    cairn_status status = copy_info(made, info, error);
+    cairn_status status = take_info(made, info, own == NULL, error);
     if (status != CAIRN_OK) {
         cairn_problem_free(made);
         return status;

@@ -18,13 +18,16 @@ struct cairn_problem {
     char hash[CRN_HASH_TEXT_MAX];
 };
 
-/** Allocates an empty problem with its info copied and checked. */
+/**
+ * Allocates an empty problem with its info checked. own: the arena with the texts of the info, which the problem is about
+ * to take over; NULL: they are copied.
+ */
 cairn_status crn_problem_begin(const cairn_env *env, cairn_problem_kind kind, const cairn_problem_info *info,
-                               cairn_problem **problem, cairn_error *error);
+                               const crn_arena *own, cairn_problem **problem, cairn_error *error);
 
 /**
- * As cairn_problem_new_chain and _graph. own: the arena in which the chain or graph lies, its names and lists too, which
- * the problem takes over when it can be made; NULL: it is copied.
+ * As cairn_problem_new_chain and _graph. own: the arena in which the chain or graph lies, its names and lists and the
+ * texts of the info too, which the problem takes over when it can be made; NULL: all is copied.
  */
 cairn_status crn_problem_make_chain(const cairn_env *env, const cairn_chain *chain, const cairn_problem_info *info,
                                     crn_arena *own, cairn_problem **problem, cairn_error *error);

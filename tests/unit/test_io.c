@@ -11,6 +11,8 @@
 
 #include <cairn/io.h>
 
+#include "base/memory.h"
+#include "base/textbuf.h"
 #include "support/op_text.h"
 #include "support/random_problem.h"
 #include "support/io_texts.h"
@@ -164,6 +166,41 @@ static void what_would_not_be_json_is_not_written(void **state)
     cairn_problem_free(problem);
 }
 
+/* Reading takes it once beside the text, and so does the problem; writing takes half of the text more while it grows. */
+static void provenance_is_held_once(void **state)
+{
+    (void)state;
+    enum { MEMBERS = 100000 };
+    crn_meter meter;
+    crn_meter_init(&meter, crn_allocator(NULL), CAIRN_NONE);
+    const cairn_env env = {.allocator = crn_meter_allocator(&meter)};
+    crn_textbuf provenance;
+    crn_textbuf_init(&provenance, crn_allocator(NULL));
+    for (int i = 0; i < MEMBERS; i++)
+        crn_textbuf_print(&provenance, "%s\"key %d\": \"value\"", i > 0 ? ", " : "{", i);
+    crn_textbuf_add(&provenance, "}", 1);
+    const cairn_node node = {.name = "node", .cost_ns = 1, .alias_of = -1};
+    const cairn_graph graph = {1, &node, -1};
+    const cairn_problem_info info = {.provenance = provenance.text};
+    cairn_problem *problem, *again;
+    char *text;
+    size_t length;
+    assert_int_equal(cairn_problem_new_graph(NULL, &graph, &info, &problem, NULL), CAIRN_OK);
+    assert_int_equal(cairn_problem_write(&env, problem, &text, &length, NULL), CAIRN_OK);
+    assert_in_range(atomic_load(&meter.peak_bytes), length, length + length / 2 + length / 16);
+    cairn_text_free(&env, text, length);
+    assert_int_equal(cairn_problem_write(NULL, problem, &text, &length, NULL), CAIRN_OK);
+    crn_meter_init(&meter, crn_allocator(NULL), CAIRN_NONE);
+    assert_int_equal(cairn_problem_read(&env, text, length, &again, NULL), CAIRN_OK);
+    assert_in_range(atomic_load(&meter.peak_bytes), provenance.length, provenance.length + provenance.length / 16);
+    assert_string_equal(cairn_problem_info_of(again)->provenance, provenance.text);
+    cairn_problem_free(again);
+    assert_int_equal(atomic_load(&meter.used_bytes), 0);
+    cairn_text_free(NULL, text, length);
+    cairn_problem_free(problem);
+    crn_textbuf_free(&provenance);
+}
+
 /* ---- schedules ---- */
 
 static cairn_problem *problem_with_ops(const char **ops)
@@ -205,6 +242,7 @@ int main(void)
         cmocka_unit_test(the_examples_hash_as_the_format_says),
         cmocka_unit_test(absent_fields_have_defaults),
         cmocka_unit_test(provenance_is_kept_as_it_is),
+        cmocka_unit_test(provenance_is_held_once),
         cmocka_unit_test(problems_survive_writing_and_reading),
         cmocka_unit_test(measured_problems_are_read),
         cmocka_unit_test(what_would_not_be_json_is_not_written),

@@ -49,11 +49,12 @@ def row(problem: cairn.Chain | cairn.Graph, limit: str) -> str:
 
 
 def others(problem: cairn.Chain | cairn.Graph) -> list[str]:
-    """The solvers that auto asks."""
+    """The solvers that auto asks; those that need a link, where the problem has one."""
     takes = "takes_chains" if isinstance(problem, cairn.Chain) else "takes_graphs"
     solvers = [solver for solver in cairn.solvers() if solver.available and getattr(solver, takes)]
+    usable = [solver for solver in solvers if problem.machine or not solver.needs_machine]
     left_out = ("auto", "graph-milp", "graph-lp-round")
-    return [s.name for s in solvers if s.name not in left_out and not s.needs_machine and not s.minimizes_memory]
+    return [solver.name for solver in usable if solver.name not in left_out and not solver.minimizes_memory]
 
 
 def time_of(problem: cairn.Chain | cairn.Graph, budget: int, solver: str, limit: str) -> int | None:

@@ -25,8 +25,12 @@
 #include "solve/options.h"
 #include "solve/solver.h"
 
-/* Of the time left: what the bound takes before anybody is asked, and what others may have taken that are asked again. */
-enum { BOUND_SHARE = 8, AGAIN_SHARE = 8 };
+/*
+ * One of so many parts of the time left. BOUND_SHARE: for the bound, before anybody is asked. AGAIN_SHARE: others that have
+ * taken less are asked again. REST_SHARE: for who comes after one that should end in time, as its work is an estimate.
+ * LAST_SHARE: for one that starts from what others find.
+ */
+enum { BOUND_SHARE = 8, AGAIN_SHARE = 8, REST_SHARE = 8, LAST_SHARE = 2 };
 
 /* With a time limit, those that would take so many times of what is left are not asked while there is an answer;
  * estimates are of the worst case. */
@@ -110,7 +114,7 @@ typedef struct search {
     int64_t pool_end_ns; /* until when baselines may take time; CAIRN_NONE = none was asked, or there is no limit */
     int64_t begin_ns;    /* when the first one was asked */
     int64_t half_end_ns; /* the same of those whose answers another one starts from */
-    crn_lent lent;       /* what that one asks for more budgets */
+    crn_shared_session shared; /* what that one asks for more budgets */
     char asked[CAIRN_REASON_MAX], left_out[CAIRN_REASON_MAX];
 } search;
 
@@ -243,8 +247,8 @@ static int baselines_left(const crn_auto *session, int i)
 /* When the last one begins: with half of the time; where that is a small part of its work, with what little pays. */
 static int64_t begin_of_last(const crn_task *task, const crn_candidate *last)
 {
-    bool pays = (task->deadline_ns - crn_clock_ns()) / 2 > last->work / CRN_CHEAP_SHARE;
-    return pays ? crn_task_part(task, 2).deadline_ns : crn_task_but_part(task, BOUND_SHARE).deadline_ns;
+    bool pays = (task->deadline_ns - crn_clock_ns()) / LAST_SHARE > last->work / CRN_CHEAP_SHARE;
+    return pays ? crn_task_part(task, LAST_SHARE).deadline_ns : crn_task_but_part(task, REST_SHARE).deadline_ns;
 }
 
 /*
@@ -257,8 +261,8 @@ static bool were_quick(const search *s)
     return now_ns - s->begin_ns <= (s->task->deadline_ns - now_ns) / AGAIN_SHARE;
 }
 
-/* Whether the last one asks it for more budgets. */
-static bool is_lender(const crn_auto *session, const crn_candidate *c)
+/* Whether the last one asks its session for more budgets. */
+static bool is_shared(const crn_auto *session, const crn_candidate *c)
 {
     const char *lists_of = session->candidates[session->count - 1].solver->lists_of;
     return lists_of && strcmp(lists_of, c->solver->info.name) == 0;
@@ -273,8 +277,8 @@ static void limit_for_last(const search *s, const crn_auto *session, int i, crn_
     const crn_candidate *c = &session->candidates[i];
     part->deadline_ns = s->half_end_ns;
     if (c->turn == CRN_TURN_SURE)
-        part->deadline_ns = crn_task_but_part(s->task, BOUND_SHARE).deadline_ns;
-    if (is_lender(session, c) && c->turn <= CRN_TURN_SURE && c->work < part->deadline_ns - crn_clock_ns())
+        part->deadline_ns = crn_task_but_part(s->task, REST_SHARE).deadline_ns;
+    if (is_shared(session, c) && c->turn <= CRN_TURN_SURE && c->work < part->deadline_ns - crn_clock_ns())
         part->budget_max_bytes = CAIRN_NONE;
 }
 
@@ -291,7 +295,7 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
     if (session->candidates[i].turn == CRN_TURN_LAST && s->best->found && !were_quick(s)) {
         part.known = s->best->builder;
         part.known_list = s->plain_ns < INT64_MAX && s->plain_ns != s->replay.makespan_ns ? s->plain : NULL;
-        part.lent = s->lent.solver ? &s->lent : NULL;
+        part.shared = s->shared.solver ? &s->shared : NULL;
     }
     if (part.deadline_ns == CAIRN_NONE || session->candidates[i].turn == CRN_TURN_LAST)
         return part;
@@ -304,8 +308,8 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
         s->half_end_ns = begin_of_last(s->task, last);
     if (waits)
         limit_for_last(s, session, i, &part);
-    else if (session->candidates[i].turn == CRN_TURN_SURE) /* its work is an estimate: who comes after it gets some */
-        part.deadline_ns = crn_task_but_part(s->task, BOUND_SHARE).deadline_ns;
+    else if (session->candidates[i].turn == CRN_TURN_SURE)
+        part.deadline_ns = crn_task_but_part(s->task, REST_SHARE).deadline_ns;
     return part;
 }
 
@@ -341,8 +345,8 @@ static cairn_status ask_all(search *s, crn_auto *session, bool dear, cairn_error
         const crn_task part = part_for(s, session, i);
         c->is_asked = true;
         CRN_TRY(ask_and_forgive(s, &part, c, error));
-        if (c->is_wide && is_lender(session, c))
-            s->lent = (crn_lent){c->solver, c->state};
+        if (c->is_wide && is_shared(session, c))
+            s->shared = (crn_shared_session){c->solver, c->state};
     }
     return CAIRN_OK;
 }

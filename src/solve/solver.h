@@ -48,11 +48,11 @@ typedef struct crn_bound_store {
     int64_t least_lower_bytes[2]; /* without and with a machine; 0 = not asked yet */
 } crn_bound_store;
 
-/** A session of a solver that somebody else has open, for all budgets up to that of storing everything. */
-typedef struct crn_lent {
+/** An open session of a solver that another solver may ask, too, for all budgets up to that of storing everything. */
+typedef struct crn_shared_session {
     const struct crn_solver *solver;
     void *state;
-} crn_lent;
+} crn_shared_session;
 
 /** What is to be solved. The same for all calls of a session. */
 typedef struct crn_task {
@@ -66,8 +66,8 @@ typedef struct crn_task {
     crn_bound_store *bounds;  /* what bounds keep for the next budget; NULL = nothing is kept */
     const cairn_builder
         *known; /* a schedule within the budget, for those that start from others' answers; NULL = none */
-    const cairn_builder *known_list; /* the best known without transfers, where that is another one; NULL = none */
-    const crn_lent *lent;            /* of its lists_of, where that is at hand; NULL = none */
+    const cairn_builder *known_list;  /* the best known without transfers, where that is another one; NULL = none */
+    const crn_shared_session *shared; /* of its lists_of, where that is open; NULL = none */
 } crn_task;
 
 /** How little memory would do. */

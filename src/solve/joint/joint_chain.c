@@ -147,7 +147,7 @@ static cairn_status offer_alone(const crn_joint *s, crn_joint_search *search, in
     CRN_TRY(crn_least_lower(&sub, &least_bytes, error));
     int32_t count = 1 + make_grid(s, least_bytes, GRID, budgets + 1);
     if (search->task->known)
-        return crn_joint_ask_lent(&sub, budgets + 1, count - 1, take_list, search, &search->cut_short, error);
+        return crn_joint_ask_shared(&sub, budgets + 1, count - 1, take_list, search, &search->cut_short, error);
     return crn_joint_ask_alone(search, LISTS_OF, budgets, count, error);
 }
 

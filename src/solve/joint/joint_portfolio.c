@@ -63,13 +63,13 @@ cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t
     return is_passed_over(status) ? CAIRN_OK : status;
 }
 
-cairn_status crn_joint_ask_lent(const crn_task *task, const int64_t *budgets, int32_t count, crn_joint_take take,
-                                void *context, bool *cut_short, cairn_error *error)
+cairn_status crn_joint_ask_shared(const crn_task *task, const int64_t *budgets, int32_t count, crn_joint_take take,
+                                  void *context, bool *cut_short, cairn_error *error)
 {
-    const crn_lent *lent = task->lent;
+    const crn_shared_session *shared = task->shared;
     cairn_status status = CAIRN_OK;
-    for (int32_t i = 0; lent && status == CAIRN_OK && i < count && !crn_should_stop(task, NULL); i++)
-        status = ask_once(task, lent->solver, lent->state, budgets[i], take, context, cut_short, error);
+    for (int32_t i = 0; shared && status == CAIRN_OK && i < count && !crn_should_stop(task, NULL); i++)
+        status = ask_once(task, shared->solver, shared->state, budgets[i], take, context, cut_short, error);
     *cut_short = *cut_short || is_cut_short(status);
     return is_passed_over(status) ? CAIRN_OK : status;
 }

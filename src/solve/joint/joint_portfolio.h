@@ -18,9 +18,9 @@ cairn_status crn_joint_ask(const crn_task *task, const char *name, const int64_t
                            crn_joint_take take, void *context, int64_t *least_bytes, bool *cut_short,
                            cairn_error *error);
 
-/** The same of the session that the task has lent, if any. */
-cairn_status crn_joint_ask_lent(const crn_task *task, const int64_t *budgets, int32_t count, crn_joint_take take,
-                                void *context, bool *cut_short, cairn_error *error);
+/** The same of the shared session of the task, if it has one. */
+cairn_status crn_joint_ask_shared(const crn_task *task, const int64_t *budgets, int32_t count, crn_joint_take take,
+                                  void *context, bool *cut_short, cairn_error *error);
 
 /**
  * Asks every solver without transfers that auto would ask, those that others cover aside, at the search's budget, and one of them

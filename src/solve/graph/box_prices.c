@@ -12,6 +12,10 @@
 
 #include "solve/graph/box_program.h"
 
+/*
+ * CHUNK: the prices are judged after so many iterations, so that judging takes a small part of the time. LAGGING_MAX: it ends after so
+ * many chunks in a row that hardly raise the bound. HOPE_ITERATIONS: from then on the bound shows whether there is hope.
+ */
 enum { CHUNK = 64, LAGGING_MAX = 4, HOPE_ITERATIONS = 256 };
 
 /* What the step in the prices is to that in the variables, at first, and how far it may go from there. */
@@ -22,6 +26,9 @@ static const double inside = 0.98;
 
 /* It begins anew where the squared step is that share of the first, or that share and growing, or has lasted so long. */
 static const double much_nearer = 0.04, nearer = 0.64, long_share = 0.36;
+
+/* Squared distances of variables and prices that are next to none: their ratio says nothing. */
+static const double x_still = 1e-18, y_still = 1e-24;
 
 /* Chunks that raise the bound by less than that share of all costs are not worth while. */
 static const double worth = 2e-5;
@@ -156,7 +163,7 @@ static void adapt_ratio(crn_box_program *p)
 {
     double x_moved = moved(p->x_began, p->x_next, p->x_step, p->column_count),
            y_moved = moved(p->y_began, p->y_next, p->y_step, p->row_count);
-    if (x_moved < 1e-18 || y_moved < 1e-24)
+    if (x_moved < x_still || y_moved < y_still)
         return;
     double wanted = sqrt(sqrt(y_moved / x_moved) * p->step_ratio);
     wanted = wanted > ratio_first * ratio_range ? ratio_first * ratio_range : wanted;

@@ -206,7 +206,8 @@ enum { TIME_PARTS = 4 };
 
 /* The last answer: a solve asks at the same budget several times. */
 typedef struct known {
-    int64_t budget_bytes, found_ns;
+    int64_t budget_bytes;
+    int64_t found_ns; /* INT64_MAX = no schedule fits; CAIRN_NONE = there was no time or memory to find it */
 } known;
 
 static cairn_status bounder_for(const crn_task *task, crn_graph_model **model, crn_graph_bounder **bounder,
@@ -270,12 +271,12 @@ static cairn_status raise_makespan(const crn_task *task, void **kept, int64_t bu
     cairn_status status = CAIRN_OK;
     if (!applies(task) || budget_bytes == CAIRN_NONE)
         return CAIRN_OK;
-    known *last = *kept ? *kept : crn_alloc_zero(&allocator, 1, sizeof(*last));
+    known *last = *kept ? *kept : crn_alloc(&allocator, 1, sizeof(*last));
     if (!last)
         return crn_no_memory(error);
-    *kept = last;
-    if (last->found_ns == 0 || last->budget_bytes != budget_bytes) {
-        *last = (known){.budget_bytes = budget_bytes};
+    if (!*kept || last->found_ns == CAIRN_NONE || last->budget_bytes != budget_bytes) {
+        *last = (known){budget_bytes, CAIRN_NONE};
+        *kept = last;
         status = find_makespan(task, budget_bytes, &last->found_ns, error);
     }
     if (last->found_ns != INT64_MAX)

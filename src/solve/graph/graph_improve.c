@@ -126,12 +126,11 @@ static void ruin(crn_improver *im)
             crn_sequence_remove(s, e);
 }
 
-/* Recomputes a value just before one of its readers. */
+/* Recomputes a value just before one of its readers. newest[] is at the end of the list. */
 static bool recompute(crn_improver *im, int32_t s, int32_t q)
 {
     int32_t list[CRN_IMPROVER_CLOSURE_MAX];
     int64_t cost;
-    crn_improver_find_waits(im, q);
     int32_t count = crn_improver_closure(im, s, q, list, &cost);
     return count > 0 && crn_sequence_insert(&im->trial, q, list, count);
 }
@@ -152,8 +151,10 @@ static int32_t draw_read(crn_improver *im, int32_t *at)
 static void kick(crn_improver *im)
 {
     int32_t at, s = draw_read(im, &at);
-    if (s >= 0)
-        recompute(im, s, at);
+    if (s < 0)
+        return;
+    crn_improver_find_waits(im, at);
+    recompute(im, s, at);
 }
 
 /* Takes the trial, which was judged. */

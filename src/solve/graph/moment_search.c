@@ -10,26 +10,40 @@
  */
 #define WORK_MAX ((int64_t)100000000)
 
+/* How large problems are: a graph's size is the number of its nodes and edges. */
 enum {
-    WORK_OF_TRIPLE = 10,
-    ENTRIES_OF_SIZE = 240,
-    ENTRIES_MAX = 400000,
-    NODES_MAX = 20000,
-    UNTIMED_NODES_MAX = 2048,
-    SMALL_NODES = 512
+    WORK_OF_TRIPLE = 10,      /* work limit of a small graph, for each cube of its size */
+    ENTRIES_OF_SIZE = 240,    /* entries of a program, for each node and edge */
+    ENTRIES_MAX = 400000,     /* tens of megabytes */
+    NODES_MAX = 20000,        /* of a graph that is looked at with a time limit */
+    UNTIMED_NODES_MAX = 2048, /* without one */
 };
+
+/* How long the prices of one set are searched: many sets are tried, and the best one is solved for good. */
 enum {
     TRIAL_ITERATIONS = 1024,
     LAST_ITERATIONS = 4096,
     TRIAL_ROUNDS = 6,
     LAST_ROUNDS = 24,
-    LAST_PARTS = 4,
-    TIME_PARTS = 2,
-    BEGIN_PARTS = 3,
-    GROWTH = 3,
-    WORSE_MAX = 2
 };
-enum { WORTH_PART = 2000, FIRST_SHARE = 16, NEIGHBOURS = 6, CHANGES = 3, IDLE_MAX = 128 };
+
+/* One of so many parts of time and work. */
+enum {
+    LAST_PARTS = 4,  /* for the best set at the end */
+    TIME_PARTS = 2,  /* for all, as long as nothing says that it pays */
+    BEGIN_PARTS = 3, /* at the beginning: of the time for the windows' moments, of the work for the even parts */
+};
+
+/* The search for sets. */
+enum {
+    GROWTH = 3,        /* the next set of even parts has a third more */
+    WORSE_MAX = 2,     /* so many in a row that are not better end the even parts */
+    WORTH_PART = 2000, /* going on with a set pays as long as the bound rises by this part of it */
+    FIRST_SHARE = 16,  /* moments begin where one alone says this share of what the best says */
+    NEIGHBOURS = 6,    /* a random moment is the best of at most so many in a row */
+    CHANGES = 3,       /* fewer than so many moments are dropped at random, and at most so many added */
+    IDLE_MAX = 128,    /* random changes in a row that do not help */
+};
 
 /* Programs that stay below this share of the known bound are too large to be solved well. */
 static const double near = 0.95;
@@ -189,6 +203,7 @@ static void refine(moment_search *s)
     }
 }
 
+/* A linear congruential generator with the constants of Knuth's MMIX; its high bits are the random ones. */
 static int32_t draw(moment_search *s, int32_t count)
 {
     s->random = s->random * 6364136223846793005u + 1442695040888963407u;

@@ -5,6 +5,9 @@
 
 #include "solve/graph/improver.h"
 
+/* Removals of a pass that lead to another one: one in so many. */
+enum { HARDLY = 1024 };
+
 /* Bytes more on all events in [from, to). */
 static void raise_levels(crn_improver *im, int32_t from, int32_t to, int64_t bytes)
 {
@@ -68,7 +71,10 @@ static void close_up(crn_sequence *sequence)
     sequence->count = count;
 }
 
-/* Removing one recomputation may free the memory, or the only reader, of another: until nothing more goes. */
+/*
+ * Removing one recomputation may free the memory, or the only reader, of another: until nothing more goes, or hardly
+ * anything. In long sequences the last ones go a few at a time, and each time all are looked at.
+ */
 void crn_improver_fill(crn_improver *im)
 {
     for (;;) {
@@ -79,7 +85,7 @@ void crn_improver_fill(crn_improver *im)
             return;
         close_up(&im->trial);
         crn_improver_judge(im);
-        if (crn_improver_is_stopped(im))
+        if (removed < count / HARDLY || crn_improver_is_stopped(im))
             return;
     }
 }

@@ -264,7 +264,7 @@ static void many_skips_need_long_sweeps(void **state)
     (void)state;
     cairn_problem *problem = large_training_graph(ROW, 9, 5);
     cairn_limits found = limits(problem, "graph-search");
-    assert_true(100 * found.least_bytes <= 165 * found.least_lower_bytes);
+    assert_true(100 * found.least_bytes <= 140 * found.least_lower_bytes);
     cairn_options *options = test_options("graph-search", found.least_bytes, "threads=1 iterations=20");
     cairn_schedule *schedule;
     cairn_info info = test_solve(problem, options, &schedule);

@@ -197,7 +197,7 @@ static bool walk_somehow(const crn_task *task, search *s, int64_t budget_bytes, 
 static void sweep(const crn_task *task, search *s)
 {
     bool has_room;
-    while (!crn_should_stop(task, NULL) && crn_sweep_next(s->sweep, &s->scratch, &has_room))
+    while (!crn_should_stop(task, NULL) && crn_sweep_next(s->sweep, s->smallest_peak_bytes, &s->scratch, &has_room))
         if (has_room)
             offer_smallest(s);
 }
@@ -321,7 +321,7 @@ static void offer_start(search *s, const crn_sequence *sequence, int64_t cost)
 /* The shortest sweep that fits, for budgets under which walks fail. */
 static void sweep_under(const crn_task *task, search *s, int64_t budget_bytes)
 {
-    for (int i = 0; !crn_should_stop(task, NULL) && crn_sweep_nth(s->sweep, i, &s->scratch); i++) {
+    for (int i = 0; !crn_should_stop(task, NULL) && crn_sweep_nth(s->sweep, i, budget_bytes, &s->scratch); i++) {
         const crn_sequence_eval *eval = judge_scratch(s);
         if (eval->peak <= budget_bytes) {
             offer_start(s, &s->scratch, eval->cost);

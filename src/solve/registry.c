@@ -59,6 +59,7 @@ const crn_solver *const crn_solvers[] = {
     X(crn_chain_knapsack_method)     \
     X(crn_chain_bound_method)        \
     X(crn_chain_states_method)       \
+    X(crn_chain_moments_method)      \
     X(crn_chain_memory_bound_method) \
     X(crn_graph_bound_method)        \
     X(crn_graph_demand_method)       \

@@ -60,14 +60,6 @@ static path lesser(path a, path b)
     return b.cost < a.cost ? b : a;
 }
 
-static int64_t least_forward_ns(const cairn_stage *stage)
-{
-    int64_t least = stage->forward_only_ns;
-    for (int32_t k = 0; k < stage->option_count; k++)
-        least = crn_min(least, stage->options[k].forward_ns);
-    return least;
-}
-
 static int64_t least_ns(const cairn_stage *stage)
 {
     return crn_option_ns(&stage->options[crn_fastest_option(stage)]);
@@ -135,7 +127,7 @@ static void fill(knapsack *p)
     item *saved = p->saved;
     for (int32_t l = 1; l < p->model->n; l++) {
         const cairn_stage *stage = crn_stage(p->model, l);
-        int64_t least = least_ns(stage), forward = least_forward_ns(stage);
+        int64_t least = least_ns(stage), forward = crn_least_forward_ns(stage);
         for (int32_t k = 0; k < stage->option_count; k++, saved++) {
             const cairn_stage_option *option = &stage->options[k];
             *saved = (item){option->saved_bytes, option->forward_ns - crn_max(0, least - option->backward_ns)};

@@ -97,6 +97,15 @@ static inline int64_t crn_option_ns(const cairn_stage_option *option)
     return option->forward_ns + option->backward_ns;
 }
 
+/** Saving or not. */
+static inline int64_t crn_least_forward_ns(const cairn_stage *stage)
+{
+    int64_t least = stage->forward_only_ns;
+    for (int32_t k = 0; k < stage->option_count; k++)
+        least = crn_min(least, stage->options[k].forward_ns);
+    return least;
+}
+
 /** The option of least forward and backward; of several the first. */
 int32_t crn_fastest_option(const cairn_stage *stage);
 /** How many options all stages have together. */

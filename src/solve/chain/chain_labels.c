@@ -1,124 +1,155 @@
 #include "solve/chain/chain_labels.h"
 
-/* W stays below 2^WEIGHT_LOG2, W * B below 2^PRODUCT_LOG2: times and costs then fit. */
-enum { WEIGHT_LOG2 = 58, PRODUCT_LOG2 = 92, EIGHTHS = 8 };
-
-/* Recomputed pieces of more than RUN_STEPS / n stages are not tried, unless that is less than RUN_MIN. */
-enum { RUN_MIN = 16, RUN_STEPS = 1 << 26 };
-
-int32_t crn_labels_run_max(int64_t n)
-{
-    return (int32_t)crn_max(RUN_MIN, RUN_STEPS / n);
-}
+/* So many labels are not exceeded with more than BUCKETS_LEAST for each stage. */
+enum { LABELS_MAX = 3 << 18, BUCKETS_MOST = 1 << 14, BUCKETS_LEAST = 128, SCALE_LOG2 = 48 };
 
 /* ---- making and freeing ---- */
 
-static int64_t weight_of(const crn_chain_model *model)
+int32_t crn_buckets_max(int64_t n)
 {
-    int64_t sum = 0;
-    for (int32_t l = 1; l <= model->n; l++) {
-        const cairn_stage *stage = crn_stage(model, l);
-        int64_t longest = stage->forward_only_ns;
-        for (int32_t k = 0; k < stage->option_count; k++)
-            longest = crn_max(longest, crn_option_ns(&stage->options[k]));
-        sum = crn_add_saturating(sum, longest);
-    }
-    return sum;
+    return (int32_t)crn_max(BUCKETS_LEAST, crn_min(BUCKETS_MOST, LABELS_MAX / n));
 }
 
 bool crn_labels_init(crn_labels *labels, const crn_chain_model *model, const crn_task *task)
 {
-    *labels = (crn_labels){.model = model,
-                           .weight_ns = weight_of(model),
-                           .full_bytes = crn_pieces_full_bytes(model, 1, model->n),
-                           .run_max = crn_labels_run_max(model->n),
-                           .allocator = crn_allocator(task->env)};
-    return labels->weight_ns >> WEIGHT_LOG2 == 0 &&
-           (crn_wide)labels->weight_ns * (crn_wide)labels->full_bytes >> PRODUCT_LOG2 == 0;
+    *labels = (crn_labels){.allocator = crn_allocator(task->env)};
+    return crn_prices_init(&labels->prices, model);
 }
 
 void crn_labels_clear(crn_labels *labels)
 {
-    crn_free(&labels->allocator, labels->list, labels->list_capacity, sizeof(*labels->list));
-    crn_free(&labels->allocator, labels->counts, labels->count_capacity, sizeof(*labels->counts));
+    crn_free(&labels->allocator, labels->list, labels->capacity, sizeof(*labels->list));
+    crn_free(&labels->allocator, labels->buckets, labels->bucket_capacity, sizeof(*labels->buckets));
+    crn_free(&labels->allocator, labels->places, labels->place_capacity, sizeof(*labels->places));
 }
 
-int64_t crn_labels_memory(int64_t n, int32_t width)
+/* Arrays grow with half as many to spare. */
+static int64_t array_memory(int64_t count, size_t size)
 {
-    int64_t per_stage = width * (int64_t)sizeof(crn_label) + (int64_t)sizeof(int32_t);
-    return crn_mul_saturating(n + 1, per_stage + per_stage / 2); /* arrays grow with half as many to spare */
+    return crn_mul_saturating(crn_add_saturating(count, count / 2 + 64), (int64_t)size);
 }
 
-static bool reserve(crn_labels *labels, size_t stages, size_t width)
+int64_t crn_labels_memory(int64_t n)
 {
-    if (stages * width > labels->list_capacity) {
-        crn_label *list =
-            crn_grow(&labels->allocator, labels->list, &labels->list_capacity, stages * width, sizeof(*list));
-        if (!list)
+    int64_t labels = array_memory(crn_mul_saturating(n + 1, crn_buckets_max(n)), sizeof(crn_label));
+    int64_t buckets = array_memory(BUCKETS_MOST, sizeof(crn_label));
+    return crn_add_saturating(crn_add_saturating(labels, buckets), array_memory(n + 1, sizeof(crn_label_place)));
+}
+
+static bool reserve(crn_labels *labels, size_t places, size_t buckets)
+{
+    if (places > labels->place_capacity) {
+        crn_label_place *grown =
+            crn_grow(&labels->allocator, labels->places, &labels->place_capacity, places, sizeof(*grown));
+        if (!grown)
             return false;
-        labels->list = list;
+        labels->places = grown;
     }
-    if (stages > labels->count_capacity) {
-        int32_t *counts =
-            crn_grow(&labels->allocator, labels->counts, &labels->count_capacity, stages, sizeof(*counts));
-        if (!counts)
+    if (buckets > labels->bucket_capacity) {
+        crn_label *grown =
+            crn_grow(&labels->allocator, labels->buckets, &labels->bucket_capacity, buckets, sizeof(*grown));
+        if (!grown)
             return false;
-        labels->counts = counts;
+        labels->buckets = grown;
     }
     return true;
 }
 
-/* ---- labels of a stage ---- */
+static bool reserve_list(crn_labels *labels, size_t count)
+{
+    if (count <= labels->capacity)
+        return true;
+    crn_label *grown = crn_grow(&labels->allocator, labels->list, &labels->capacity, count, sizeof(*grown));
+    if (grown)
+        labels->list = grown;
+    return grown;
+}
 
-/* One question, and where its labels lie: those of stage l at place l - s + 1, those of the beginning at 0. */
+/* ---- the buckets of a stage ---- */
+
+/* One question, and what is known of the stage whose buckets are filled. */
 typedef struct search {
     crn_labels *labels;
+    const crn_prices *prices;
     const crn_chain_model *model;
-    crn_label_query query;
+    crn_priced problem;
+    int32_t count; /* of buckets */
+    const crn_band *band;
+    crn_cost bar;        /* labels that cost as much are of no use */
+    int64_t low, width;  /* shares at which the buckets begin, and that they divide */
+    int64_t scale;       /* buckets for each share, in 2^-SCALE_LOG2 */
+    int64_t passed_ns;   /* all forwards up to here */
 } search;
 
-static crn_label *labels_at(const search *c, int32_t place)
+static void open_stage(search *c, int32_t l)
 {
-    return c->labels->list + (size_t)place * (size_t)c->query.width;
+    int32_t place = l - c->problem.s + 1;
+    c->bar = c->band ? c->band->limit - c->band->places[place].rest : CRN_COST_MAX;
+    c->low = c->band ? c->band->places[place].low : 0;
+    c->width = (c->band ? c->band->places[place].high : (int64_t)1 << CRN_SHARE_LOG2) - c->low;
+    c->scale = ((int64_t)c->count << SCALE_LOG2) / crn_max(1, c->width);
+    c->passed_ns += crn_stage(c->model, l)->forward_only_ns;
+    for (int32_t k = 0; k < c->count; k++)
+        c->labels->buckets[k].cost = CRN_COST_MAX;
 }
 
-static crn_wide cost_of(const search *c, int64_t bytes, int64_t eighths)
+/* What a piece adds to a label. */
+typedef struct addition {
+    crn_cost cost;
+    int64_t bytes, share;
+    int32_t before, option;
+} addition;
+
+static int64_t share_of(const search *c, int64_t bytes)
 {
-    crn_wide time = ((crn_wide)eighths * (crn_wide)c->labels->full_bytes) << CRN_PRICE_UNIT_LOG2;
-    crn_wide memory = (crn_wide)bytes * (crn_wide)c->labels->weight_ns * (crn_wide)c->query.price;
-    return time + EIGHTHS * memory;
+    return (int64_t)(((crn_wide)bytes << CRN_SHARE_LOG2) / (crn_wide)crn_max(1, c->problem.m));
 }
 
-/* By cost; of equal ones the one that came first is before. */
-static void insert(const search *c, int32_t place, crn_label made)
+/* Label `index` and a piece after it. */
+static inline void put(search *c, const addition *add, int32_t index, crn_cost cost)
 {
-    crn_label *list = labels_at(c, place);
-    int32_t count = c->labels->counts[place], kept = 0;
-    if (count == c->query.width && made.cost >= list[count - 1].cost)
+    if (cost >= c->bar)
         return;
-    for (int32_t i = 0; i < count; i++)
-        if (list[i].bytes <= made.bytes && list[i].eighths <= made.eighths)
-            return;
-    for (int32_t i = 0; i < count; i++)
-        if (list[i].bytes < made.bytes || list[i].eighths < made.eighths)
-            list[kept++] = list[i];
-    int32_t at = kept < c->query.width ? kept++ : kept - 1;
-    for (; at > 0 && made.cost < list[at - 1].cost; at--)
-        list[at] = list[at - 1];
-    list[at] = made;
-    c->labels->counts[place] = kept;
+    const crn_label *from = &c->labels->list[index];
+    int64_t share = from->share + add->share, at = crn_max(0, crn_min(share - c->low, c->width));
+    crn_label *bucket = &c->labels->buckets[crn_min((at * c->scale) >> SCALE_LOG2, c->count - 1)];
+    if (cost < bucket->cost)
+        *bucket = (crn_label){cost, from->bytes + add->bytes, share, add->before, index, add->option};
 }
 
-/* The label `index` of a place and a piece after it. */
-static crn_label after(const search *c, int32_t place, int32_t index, int64_t bytes, int64_t eighths, int32_t option)
+/* All labels before the piece that leave enough for it, from `index` on; returns the first that does not. */
+static int32_t put_all(search *c, const addition *add, int32_t index, int64_t needed)
 {
-    const crn_label *before = labels_at(c, place) + index;
-    return (crn_label){before->cost + cost_of(c, bytes, eighths),
-                       before->bytes + bytes,
-                       before->eighths + eighths,
-                       place,
-                       index,
-                       option};
+    int32_t end = c->labels->places[add->before].end;
+    int64_t most = c->problem.m - needed;
+    for (; index < end && c->labels->list[index].bytes <= most; index++)
+        put(c, add, index, c->labels->list[index].cost + add->cost);
+    return index;
+}
+
+/* Of labels in the order of their bytes: those that another beats in time, too, are left out. False: no memory. */
+static bool close_stage(search *c, int32_t place)
+{
+    crn_labels *labels = c->labels;
+    crn_label_place *at = &labels->places[place];
+    crn_cost least_time = CRN_COST_MAX;
+    if (!reserve_list(labels, labels->count + (size_t)c->count))
+        return false;
+    *at = (crn_label_place){.least = CRN_COST_MAX, .begin = (int32_t)labels->count};
+    for (int32_t k = 0; k < c->count; k++) {
+        const crn_label *made = &labels->buckets[k];
+        crn_cost time = made->cost - crn_memory_cost(c->prices, c->problem.price, made->bytes);
+        if (made->cost == CRN_COST_MAX || time >= least_time)
+            continue;
+        least_time = time;
+        at->least = made->cost < at->least ? made->cost : at->least;
+        labels->list[labels->count++] = *made;
+    }
+    at->end = (int32_t)labels->count;
+    at->ahead = at->least - crn_time_cost(c->prices, c->passed_ns * CRN_TIME_PARTS);
+    if (place > 0 && at[-1].ahead < at->ahead)
+        at->ahead = at[-1].ahead;
+    return true;
 }
 
 /* ---- pieces ---- */
@@ -126,124 +157,147 @@ static crn_label after(const search *c, int32_t place, int32_t index, int64_t by
 static void add_saved(search *c, int32_t l)
 {
     const cairn_stage *stage = crn_stage(c->model, l);
-    int32_t place = l - c->query.s;
+    int32_t before = l - c->problem.s, begin = c->labels->places[before].begin;
     int64_t least_ns = crn_option_ns(&stage->options[crn_fastest_option(stage)]);
     for (int32_t k = 0; k < stage->option_count; k++) {
         const cairn_stage_option *option = &stage->options[k];
-        int64_t needed = crn_piece_save_bytes(c->model, l, c->query.t, option);
-        int64_t eighths = EIGHTHS * (crn_option_ns(option) - least_ns);
-        for (int32_t i = 0; i < c->labels->counts[place]; i++)
-            if (needed <= c->query.m - labels_at(c, place)[i].bytes)
-                insert(c, place + 1, after(c, place, i, option->saved_bytes, eighths, k));
+        int64_t bytes = option->saved_bytes, ns = crn_option_ns(option) - least_ns;
+        int64_t needed = crn_piece_save_bytes(c->model, l, c->problem.t, option);
+        if (needed > c->problem.m)
+            continue;
+        addition add = {crn_piece_cost(c->prices, c->problem.price, bytes, ns), bytes, share_of(c, bytes), before, k};
+        put_all(c, &add, begin, needed);
+    }
+    c->labels->steps += (int64_t)(c->labels->places[before].end - begin) * stage->option_count;
+}
+
+/* Labels after which the run's saved sets do not fit, but the share of them that must: they are charged an estimate. */
+static void put_missing(search *c, const addition *add, const crn_run *run, int32_t index, int64_t needed)
+{
+    int32_t end = c->labels->places[add->before].end, missing = 1;
+    crn_cost each = crn_time_cost(c->prices, run->ns) * c->problem.charge;
+    for (; index < end; index++) {
+        crn_wide available = (crn_wide)(c->problem.m - c->labels->list[index].bytes);
+        if (available < (crn_wide)needed || available << c->problem.slack < (crn_wide)run->full_bytes)
+            return;
+        while (available * CRN_TIME_PARTS < (crn_wide)(CRN_TIME_PARTS - missing) * (crn_wide)run->full_bytes)
+            missing++;
+        put(c, add, index, c->labels->list[index].cost + add->cost + missing * each);
     }
 }
 
-/* Recomputed stages first..last, while `first` moves down. */
-typedef struct run {
-    int32_t first, last;
-    int64_t full_bytes, dropped_bytes; /* to save all of them; the most that a forward_drop of them needs */
-    int64_t ns;
-} run;
-
-static void lengthen(const crn_chain_model *model, run *r)
+static void add_run(search *c, const crn_run *run, addition *add, crn_cost memory)
 {
-    const cairn_stage *stage = crn_stage(model, --r->first);
-    const cairn_stage_option *option = &stage->options[crn_fastest_option(stage)];
-    int64_t here = crn_piece_save_bytes(model, r->first, r->last, option);
-    if (r->first < r->last) {
-        here = crn_max(here, option->saved_bytes + r->full_bytes);
-        r->dropped_bytes = crn_max(r->dropped_bytes, crn_drop_bytes(model, r->first + 1));
-    }
-    r->full_bytes = here;
-    r->ns += stage->forward_only_ns;
+    add->before = run->first - c->problem.s;
+    const crn_label_place *before = &c->labels->places[add->before];
+    add->cost = memory + crn_time_cost(c->prices, run->ns * CRN_TIME_PARTS);
+    if (before->least + add->cost >= c->bar)
+        return;
+    int64_t passing = crn_run_pass_bytes(c->prices, &c->problem, run);
+    int32_t index = put_all(c, add, before->begin, crn_max(passing, run->full_bytes));
+    if (c->problem.slack > 0)
+        put_missing(c, add, run, index, crn_max(passing, crn_max(run->first_bytes, run->solve_bytes)));
+    c->labels->steps += before->end - before->begin;
 }
 
-/* How many eighths of the saved sets do not fit; -1: too many. */
-static int32_t missing_eighths(const search *c, const run *r, int64_t available_bytes)
-{
-    if (available_bytes >= r->full_bytes)
-        return 0;
-    if ((crn_wide)available_bytes << c->query.slack < (crn_wide)r->full_bytes)
-        return -1;
-    return EIGHTHS - (int32_t)((crn_wide)available_bytes * EIGHTHS / (crn_wide)r->full_bytes);
-}
-
-static void add_run(search *c, const run *r)
-{
-    int32_t place = r->first - c->query.s, to = r->last - c->query.s + 1;
-    int64_t kept = c->model->output[r->last];
-    int64_t passing =
-        crn_max(crn_keep_bytes(crn_stage(c->model, r->first)), r->dropped_bytes) + c->model->base[c->query.t];
-    const crn_label *list = labels_at(c, place), *made = labels_at(c, to);
-    crn_wide added = cost_of(c, kept, EIGHTHS * r->ns);
-    for (int32_t i = 0; i < c->labels->counts[place]; i++) {
-        int64_t available = c->query.m - list[i].bytes;
-        if (c->labels->counts[to] == c->query.width && list[i].cost + added >= made[c->query.width - 1].cost)
-            return; /* and so are those after it */
-        int32_t missing = available >= passing ? missing_eighths(c, r, available) : -1;
-        if (missing >= 0)
-            insert(c, to, after(c, place, i, kept, (EIGHTHS + missing) * r->ns, CRN_PIECE_RECOMPUTED));
-    }
-}
-
+/* While the cheapest label before can make up for the forwards of a longer run. */
 static void add_runs(search *c, int32_t last)
 {
-    run r = {.first = last + 1, .last = last};
-    int32_t lowest = (int32_t)crn_max(c->query.s, last - c->labels->run_max + 1);
-    while (r.first > lowest && c->model->fence[r.first - 1] > last) {
-        lengthen(c->model, &r);
-        if ((crn_wide)c->query.m << c->query.slack < (crn_wide)r.full_bytes)
+    int64_t kept = c->model->output[last];
+    if (last == c->problem.t || kept > c->problem.m)
+        return;
+    crn_run run = {.first = last + 1, .last = last};
+    addition add = {.bytes = kept, .share = share_of(c, kept), .option = CRN_PIECE_RECOMPUTED};
+    crn_cost memory = crn_memory_cost(c->prices, c->problem.price, kept);
+    crn_cost least = memory + crn_time_cost(c->prices, c->passed_ns * CRN_TIME_PARTS);
+    while (run.first > c->problem.s) {
+        if (c->count == 1 && c->labels->buckets[0].cost < c->bar)
+            c->bar = c->labels->buckets[0].cost;
+        if (c->labels->places[run.first - 1 - c->problem.s].ahead + least >= c->bar ||
+            !crn_run_lengthen(c->prices, &c->problem, &run))
             break;
-        add_run(c, &r);
+        add_run(c, &run, &add, memory);
     }
-    c->labels->steps += (int64_t)(last + 1 - r.first) * c->query.width;
+    c->labels->steps += last + 1 - run.first;
 }
 
 /* ---- the path ---- */
 
-static bool trace(const search *c, crn_pieces *pieces, crn_plan *plan)
+static void reverse(crn_piece *first, crn_piece *last)
 {
-    int32_t place = c->query.t - c->query.s + 1, best = 0;
-    const crn_label *list = labels_at(c, place);
-    *plan = (crn_plan){pieces->count, 0};
-    if (c->labels->counts[place] == 0)
-        return true;
-    for (int32_t i = 1; i < c->labels->counts[place]; i++)
-        if (list[i].eighths < list[best].eighths)
-            best = i;
-    while (place > 0) {
-        const crn_label *label = labels_at(c, place) + best;
-        crn_piece piece = {c->query.s + label->before, c->query.s + place - 1, label->option, {0, 0}};
-        if (!crn_pieces_add(pieces, piece))
-            return false;
-        plan->count++;
-        place = label->before;
-        best = label->index;
-    }
-    crn_piece *first = pieces->list + plan->begin, *last = pieces->list + pieces->count - 1;
     for (; first < last; first++, last--) {
         crn_piece other = *first;
         *first = *last;
         *last = other;
     }
+}
+
+static bool trace(const search *c, crn_pieces *pieces, crn_label_path *path)
+{
+    int32_t place = c->problem.t - c->problem.s + 1;
+    const crn_label_place *at = &c->labels->places[place];
+    if (at->begin == at->end)
+        return true;
+    const crn_label *label = &c->labels->list[at->end - 1]; /* that of most bytes and least time */
+    crn_cost time = label->cost - crn_memory_cost(c->prices, c->problem.price, label->bytes);
+    path->parts = (int64_t)(time / crn_time_cost(c->prices, 1));
+    while (place > 0) {
+        crn_piece piece = {c->problem.s + label->before, c->problem.s + place - 1, label->option, {0, 0}};
+        if (!crn_pieces_add(pieces, piece))
+            return false;
+        path->plan.count++;
+        place = label->before;
+        label = &c->labels->list[label->index];
+    }
+    reverse(pieces->list + path->plan.begin, pieces->list + pieces->count - 1);
     return true;
 }
 
 cairn_status crn_labels_cut(crn_labels *labels, const crn_task *task, const crn_label_query *query, crn_pieces *pieces,
-                            crn_plan *plan, cairn_error *error)
+                            crn_label_path *path, cairn_error *error)
 {
-    search c = {labels, labels->model, *query};
-    if (!reserve(labels, (size_t)(query->t - query->s) + 2, (size_t)query->width))
+    const crn_priced *problem = &query->problem;
+    search c = {labels, &labels->prices, labels->prices.model, *problem, query->buckets, query->band, 0, 0, 0, 0, 0};
+    *path = (crn_label_path){{pieces->count, 0}, INT64_MAX};
+    labels->count = 0;
+    if (!reserve(labels, (size_t)(problem->t - problem->s) + 2, (size_t)query->buckets) || !reserve_list(labels, 1))
         return crn_no_memory(error);
-    labels->list[0] = (crn_label){0};
-    labels->counts[0] = 1;
-    for (int32_t l = query->s; l <= query->t; l++) {
-        labels->counts[l - query->s + 1] = 0;
+    labels->list[labels->count++] = (crn_label){0};
+    labels->places[0] = (crn_label_place){.end = 1};
+    for (int32_t l = problem->s; l <= problem->t; l++) {
+        open_stage(&c, l);
         add_saved(&c, l);
-        if (l < query->t)
-            add_runs(&c, l);
+        add_runs(&c, l);
+        if (!close_stage(&c, l - problem->s + 1))
+            return crn_no_memory(error);
         if (crn_should_stop(task, NULL))
             return crn_fail(error, CAIRN_CANCELLED, "stopped while cutting the chain");
     }
-    return trace(&c, pieces, plan) ? CAIRN_OK : crn_no_memory(error);
+    return trace(&c, pieces, path) ? CAIRN_OK : crn_no_memory(error);
+}
+
+/* ---- the band ---- */
+
+static int64_t part_of_the_way(int64_t from, int64_t to, int32_t part, int32_t parts)
+{
+    return from + (int64_t)((crn_cost)(to - from) * part / parts);
+}
+
+void crn_labels_narrow(const crn_labels *labels, const crn_label_query *query, int64_t beside, crn_band *band)
+{
+    int32_t place = query->problem.t - query->problem.s + 1;
+    if (labels->places[place].begin == labels->places[place].end)
+        return;
+    const crn_label *label = &labels->list[labels->places[place].end - 1];
+    while (place > 0) {
+        const crn_label *before = &labels->list[label->index];
+        for (int32_t i = label->before + 1; i <= place; i++) {
+            int64_t share =
+                part_of_the_way(before->share, label->share, i - label->before, place - label->before);
+            band->places[i].low = crn_max(0, share - beside);
+            band->places[i].high = crn_min((int64_t)1 << CRN_SHARE_LOG2, share + beside);
+        }
+        place = label->before;
+        label = before;
+    }
 }

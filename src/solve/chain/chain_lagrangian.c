@@ -17,25 +17,13 @@
 #include "solve/chain/chain_labels.h"
 
 /*
- * How far plans are nested; of a problem and of those within it, how often a price is halved; how long to go on widening; and
- * with less and less of a recomputed piece that must fit.
+ * How far plans are nested; of a problem and of those within it, how often a price is halved, and how many buckets there
+ * are, at first; of a recomputed piece, a share of 1/2^SLACK_MAX fits at least, or half of that.
  */
-enum { DEPTH_MAX = 4, BISECTIONS = 12, INNER_BISECTIONS = 8, INNER_WIDTH = 4, SLACK_MAX = 3 };
+enum { DEPTH_MAX = 4, BISECTIONS = 12, INNER_BISECTIONS = 8, BUCKETS_FIRST = 64, INNER_BUCKETS = 64, SLACK_MAX = 3 };
+/* Tables reach as far to each side of a path as a part of m, from one in BESIDE_FIRST to one in BESIDE_LAST / 2. */
+enum { BESIDE_FIRST = 8, BESIDE_LAST = 256, WAYS = 3 };
 #define STEPS_MAX ((int64_t)1 << 29)
-
-static const int32_t widths[] = {4, 16, 64, 256, 1024};
-/* Prices below the least one with a path, in 64ths of it: with more labels there may be one there, too. */
-static const int64_t price_shares[] = {64, 63, 62, 60};
-
-enum { WIDTHS = sizeof(widths) / sizeof(widths[0]), SHARES = sizeof(price_shares) / sizeof(price_shares[0]) };
-
-/* The last width takes 50 KB a stage: longer chains go without it. */
-enum { WIDEST_STAGES_MAX = 5000 };
-
-static int width_count(int64_t stages)
-{
-    return stages <= WIDEST_STAGES_MAX ? WIDTHS : WIDTHS - 1;
-}
 
 typedef struct session {
     crn_chain_model model;
@@ -47,6 +35,7 @@ typedef struct search {
     const crn_task *task;
     const crn_chain_model *model;
     crn_labels labels;
+    crn_band bands[WAYS]; /* of the whole problem */
     bool has_prices, stopped;
     crn_pieces pieces;
     cairn_error *error;
@@ -120,97 +109,165 @@ static cairn_status solve_pieces(search *c, const problem *p, crn_plan *plan)
     return CAIRN_OK;
 }
 
+/* Whether pieces that do not fit have a plan at least by halving. */
+static bool has_plans_within(const search *c, const problem *p, crn_plan plan)
+{
+    int64_t m = p->m;
+    for (int32_t i = 0; i < plan.count; i++) {
+        const crn_piece *piece = &c->pieces.list[plan.begin + (size_t)i];
+        if (piece->option != CRN_PIECE_RECOMPUTED) {
+            m -= crn_stage(c->model, piece->first)->options[piece->option].saved_bytes;
+            continue;
+        }
+        if (crn_pieces_full_bytes(c->model, piece->first, piece->last) > m &&
+            crn_halving_bytes(c->model, piece->first, piece->last) > m)
+            return false;
+        m -= c->model->output[piece->last];
+    }
+    return true;
+}
+
 /* ---- prices ---- */
 
-/* A plan at a price, if there is one, is considered. What stops it keeps what there is. */
-static cairn_status try_price(search *c, problem *p, int64_t price, int32_t width, int slack, bool *found)
+/* Which recomputed pieces are allowed and what they are charged; the band of tables, and what the fastest path takes. */
+typedef struct way {
+    crn_priced problem;
+    crn_band *band; /* NULL: none */
+    int64_t parts;
+} way;
+
+/* The fastest path of a table, if there is one, is added to the pieces. What stops it keeps what there is. */
+static cairn_status find_path(search *c, way *w, int32_t buckets, int64_t beside, crn_plan *plan)
 {
-    crn_label_query query = {p->s, p->t, p->m, price, width, slack};
-    crn_plan plan = {c->pieces.count, 0};
-    *found = false;
+    crn_label_query query = {w->problem, buckets, w->band};
+    crn_label_path path;
+    *plan = (crn_plan){c->pieces.count, 0};
     if (c->stopped)
         return CAIRN_OK;
-    cairn_status status = crn_labels_cut(&c->labels, c->task, &query, &c->pieces, &plan, c->error);
+    cairn_status status = crn_labels_cut(&c->labels, c->task, &query, &c->pieces, &path, c->error);
     if (status == CAIRN_CANCELLED) {
         c->stopped = true;
+        c->pieces.count = plan->begin;
         return CAIRN_OK;
     }
     CRN_TRY(status);
-    if (plan.count > 0 && slack > 0)
-        CRN_TRY(solve_pieces(c, p, &plan));
-    *found = plan.count > 0;
+    *plan = path.plan;
+    w->parts = crn_min(w->parts, path.parts);
+    if (w->band)
+        crn_labels_narrow(&c->labels, &query, beside, w->band);
+    return CAIRN_OK;
+}
+
+/* Whether there is a path with one label a stage. Where its pieces fit as they are, it is a plan. */
+static cairn_status try_price(search *c, problem *p, way *w, int64_t price, bool *found)
+{
+    crn_plan plan;
+    w->problem.price = price;
+    w->parts = INT64_MAX;
+    CRN_TRY(find_path(c, w, 1, 0, &plan));
+    *found = plan.count > 0 && (w->problem.slack == 0 || has_plans_within(c, p, plan));
+    if (w->problem.slack > 0)
+        plan.count = 0;
     consider(c, p, plan);
     return CAIRN_OK;
 }
 
-/* The least price with a plan of one label a stage, roughly; CAIRN_NONE: there is none. */
-static cairn_status find_price(search *c, problem *p, int slack, int64_t *price)
+/* The least price with a path, roughly. */
+static cairn_status find_price(search *c, problem *p, way *w, bool *found)
 {
     int64_t low = 0, high = (int64_t)1 << CRN_PRICE_UNIT_LOG2;
     int bisections = p->depth > 0 ? INNER_BISECTIONS : BISECTIONS;
-    bool found = false;
-    for (*price = CAIRN_NONE; !c->stopped; high *= 2) {
-        CRN_TRY(try_price(c, p, high, 1, slack, &found));
-        if (found || high >> CRN_PRICE_LOG2_MAX > 0)
+    way tried = *w;
+    for (*found = false; !c->stopped; low = high, high *= 2) {
+        CRN_TRY(try_price(c, p, w, high, found));
+        if (*found || high >> CRN_PRICE_LOG2_MAX > 0)
             break;
-        low = high;
     }
-    if (!found)
-        return CAIRN_OK;
-    for (int i = 0; i < bisections && high - low > 1; i++) {
+    for (int i = 0; *found && !c->stopped && i < bisections && high - low > 1; i++) {
         int64_t middle = low + (high - low) / 2;
-        CRN_TRY(try_price(c, p, middle, 1, slack, &found));
-        if (found)
-            high = middle;
-        else
-            low = middle;
-    }
-    *price = high;
-    return CAIRN_OK;
-}
-
-/* More labels, at prices of which some may have had no plan with fewer. */
-static cairn_status widen(search *c, problem *p, int64_t price, int32_t width, int slack)
-{
-    for (int i = 0; i < SHARES; i++) {
-        bool found;
-        CRN_TRY(try_price(c, p, price * price_shares[i] / price_shares[0], width, slack, &found));
+        bool fits;
+        CRN_TRY(try_price(c, p, &tried, middle, &fits));
+        low = fits ? low : middle;
+        high = fits ? middle : high;
+        *w = fits ? tried : *w;
     }
     return CAIRN_OK;
 }
 
-/* All widths that the clock allows, or the work, as far as can be told from the width before. */
-static cairn_status widen_all(search *c, problem *p, int64_t price, int slack)
+/* ---- tables ---- */
+
+static cairn_status try_table(search *c, problem *p, way *w, int32_t buckets, int64_t beside)
 {
-    if (p->depth > 0)
-        return widen(c, p, price, INNER_WIDTH, slack);
-    int count = width_count(c->model->n);
-    int64_t most = c->task->deadline_ns == CAIRN_NONE ? STEPS_MAX : INT64_MAX / 2;
-    for (int i = 0; i < count; i++) {
+    crn_plan plan;
+    CRN_TRY(find_path(c, w, buckets, beside, &plan));
+    if (plan.count > 0 && w->problem.slack > 0)
+        CRN_TRY(solve_pieces(c, p, &plan));
+    consider(c, p, plan);
+    return CAIRN_OK;
+}
+
+/* A table of all that may be kept. */
+static cairn_status begin(search *c, problem *p, way *w, crn_band *band)
+{
+    if (!crn_band_make(band, &c->pieces.allocator, &c->labels.prices, &w->problem, w->parts))
+        return crn_no_memory(c->error);
+    w->band = band;
+    return try_table(c, p, w, BUCKETS_FIRST, ((int64_t)1 << CRN_SHARE_LOG2) / BESIDE_FIRST);
+}
+
+/* Tables of what lies closer and closer beside what the best path keeps. */
+static cairn_status close_in(search *c, problem *p, way *w, int32_t buckets)
+{
+    for (int part = 2 * BESIDE_FIRST; part <= BESIDE_LAST; part *= 2) {
+        int next = part < BESIDE_LAST ? part : BESIDE_FIRST;
+        CRN_TRY(try_table(c, p, w, buckets, ((int64_t)1 << CRN_SHARE_LOG2) / next));
+    }
+    return CAIRN_OK;
+}
+
+/* Once over with more and more buckets, as far as the clock allows, or the work, as far as can be told from that before. */
+static cairn_status refine(search *c, problem *p, way *ways)
+{
+    int64_t most = c->task->deadline_ns == CAIRN_NONE ? STEPS_MAX : INT64_MAX;
+    int32_t buckets_max = crn_buckets_max(c->model->n), buckets = BUCKETS_FIRST;
+    for (int64_t steps = 0; !c->stopped && buckets < buckets_max && c->labels.steps + 4 * steps <= most;) {
         int64_t before = c->labels.steps;
-        CRN_TRY(widen(c, p, price, widths[i], slack));
-        int64_t next = i + 1 < count ? (c->labels.steps - before) / widths[i] * widths[i + 1] : 0;
-        if (c->stopped || c->labels.steps + next > most)
-            break;
+        buckets = (int32_t)crn_min(4 * buckets, buckets_max);
+        for (int i = 0; i < WAYS; i++) {
+            if (!ways[i].band)
+                CRN_TRY(begin(c, p, &ways[i], &c->bands[i]));
+            CRN_TRY(close_in(c, p, &ways[i], buckets));
+        }
+        steps = c->labels.steps - before;
     }
     return CAIRN_OK;
 }
 
-/* Pieces that fit as they are are tried first; where there is no such plan, more and more of them may not. */
+/* Pieces that fit as they are, or as much of them as must fit for a path; and with half of that, charged once and twice. */
 static cairn_status solve_problem(search *c, problem *p)
 {
+    way ways[WAYS];
+    bool found = false;
     p->best = (crn_plan){p->begin, 0};
     p->best_ns = INT64_MAX;
     CRN_TRY(halve(c, p));
     if (!c->has_prices || p->depth > DEPTH_MAX)
         return CAIRN_OK;
-    for (int slack = 0; slack <= SLACK_MAX && !c->stopped && c->labels.steps < STEPS_MAX; slack++) {
-        int64_t price;
-        CRN_TRY(find_price(c, p, slack, &price));
-        if (price == CAIRN_NONE)
-            continue;
-        return widen_all(c, p, price, slack);
+    for (int slack = 0; slack <= SLACK_MAX && !found && !c->stopped; slack++) {
+        ways[0] = (way){{p->s, p->t, p->m, 0, slack, 1}, NULL, INT64_MAX};
+        CRN_TRY(find_price(c, p, &ways[0], &found));
     }
+    if (!found)
+        return CAIRN_OK;
+    for (int i = 0; i < WAYS; i++) {
+        ways[i] = ways[0];
+        ways[i].problem.slack += i > 0;
+        ways[i].problem.charge = i > 1 ? i : 1;
+    }
+    if (p->depth == 0)
+        return refine(c, p, ways);
+    for (int i = 0; i < WAYS; i++)
+        CRN_TRY(try_table(c, p, &ways[i], INNER_BUCKETS, 0));
     return CAIRN_OK;
 }
 
@@ -273,6 +330,8 @@ static cairn_status chain_lagrangian_solve(const crn_task *task, void *state, in
     answer->found = status == CAIRN_OK && p.best.count > 0;
     if (answer->found)
         status = crn_pieces_emit(&open->model, &c.pieces, p.best, answer->builder, error);
+    for (int i = 0; i < WAYS; i++)
+        crn_band_clear(&c.bands[i], &c.pieces.allocator);
     crn_labels_clear(&c.labels);
     crn_pieces_clear(&c.pieces);
     return status;
@@ -284,13 +343,13 @@ static int64_t chain_lagrangian_memory(const crn_task *task)
 {
     int64_t n = cairn_problem_chain(task->problem)->stage_count;
     int64_t plans = crn_mul_saturating(n, 2 * (DEPTH_MAX + 2) * (int64_t)sizeof(crn_piece));
-    return crn_add_saturating(crn_labels_memory(n, widths[width_count(n) - 1]), crn_add_saturating(plans, 1 << 16));
+    return crn_add_saturating(crn_labels_memory(n), crn_add_saturating(plans, 1 << 16));
 }
 
 /* As measured: bisection tries some 30 prices with one label each; widening takes up to STEPS_MAX steps. */
 static int64_t chain_lagrangian_work(const crn_task *task)
 {
-    int64_t n = cairn_problem_chain(task->problem)->stage_count, run = crn_min(n, crn_labels_run_max(n));
+    int64_t n = cairn_problem_chain(task->problem)->stage_count, run = crn_min(n, crn_prices_run_max(n));
     int64_t once = crn_mul_saturating(n, run);
     return crn_add_saturating(crn_mul_saturating(once, 60), crn_min(STEPS_MAX, crn_mul_saturating(once, 1000)) * 4);
 }

@@ -121,6 +121,77 @@ static void long_chains_are_within_a_small_gap(void **state)
     cairn_problem_free(problem);
 }
 
+enum { NARROWING_STAGES = 200 };
+
+/* Sizes fall towards the end, as in a convolutional network: all times `ns` and all sizes `bytes` times as large. */
+static cairn_problem *narrowing_chain(int64_t bytes, int64_t ns)
+{
+    cairn_stage_option options[NARROWING_STAGES];
+    cairn_stage stages[NARROWING_STAGES];
+    cairn_problem *problem;
+    test_random random = test_random_seeded(85);
+    for (int32_t l = 0; l < NARROWING_STAGES; l++) {
+        int64_t left = NARROWING_STAGES - l;
+        int64_t output = left * left * test_random_between(&random, 70, 130) + 1000;
+        int64_t saved = output + output * test_random_between(&random, 50, 300) / 100;
+        int64_t forward = test_random_between(&random, 500000, 1500000);
+        options[l] = (cairn_stage_option){
+            .saved_bytes = bytes * saved, .forward_ns = ns * forward, .backward_ns = ns * 2 * forward};
+        stages[l] = (cairn_stage){.output_bytes = bytes * output,
+                                  .grad_bytes = bytes * output,
+                                  .forward_only_ns = ns * forward,
+                                  .options = &options[l],
+                                  .option_count = 1};
+    }
+    const cairn_chain chain = {.stage_count = NARROWING_STAGES,
+                               .stages = stages,
+                               .input_bytes = bytes * 1000000,
+                               .input_grad_bytes = bytes * 1000000};
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, NULL, &problem, NULL), CAIRN_OK);
+    return problem;
+}
+
+/* The budget at a share of the way from the least to that of storing everything. */
+static int64_t percent_of_the_way(const cairn_problem *problem, int percent)
+{
+    cairn_info all = solve(problem, "chain-lagrangian", INT64_MAX);
+    return all.least_bytes + (all.store_all_bytes - all.least_bytes) * percent / 100;
+}
+
+/* Where memory is scarce, in the best schedules a recomputed piece is recomputed in part once more. */
+static void is_close_to_the_best_where_memory_is_scarce(void **state)
+{
+    cairn_problem *problem = narrowing_chain(1, 1);
+    (void)state;
+    for (int percent = 4; percent <= 6; percent++) {
+        int64_t budget = percent_of_the_way(problem, percent);
+        double priced = (double)solve(problem, "chain-lagrangian", budget).makespan_ns;
+        double exact = (double)solve(problem, "chain-exact", budget).makespan_ns;
+        print_message("%d %% of the way: %.3f %% slower than chain-exact\n", percent, 100 * (priced / exact - 1));
+        assert_true(priced <= 1.002 * exact);
+    }
+    cairn_problem_free(problem);
+}
+
+static void scales_change_nothing(void **state)
+{
+    static const int64_t scales[][2] = {{1000, 1}, {1, 1000}, {12345, 777}, {1048576, 3}};
+    cairn_problem *problem = narrowing_chain(1, 1);
+    (void)state;
+    for (int percent = 4; percent <= 16; percent += 12) {
+        int64_t budget = percent_of_the_way(problem, percent);
+        cairn_info plain = solve(problem, "chain-lagrangian", budget);
+        for (size_t i = 0; i < sizeof(scales) / sizeof(scales[0]); i++) {
+            cairn_problem *scaled = narrowing_chain(scales[i][0], scales[i][1]);
+            cairn_info info = solve(scaled, "chain-lagrangian", scales[i][0] * budget);
+            assert_int_equal(info.makespan_ns, scales[i][1] * plain.makespan_ns);
+            assert_int_equal(info.peak_bytes, scales[i][0] * plain.peak_bytes);
+            cairn_problem_free(scaled);
+        }
+    }
+    cairn_problem_free(problem);
+}
+
 static cairn_problem *chain_for_plans_within_plans(int64_t *budget_bytes)
 {
     static const test_chain_shape shape = {.stages_min = 24, .stages_max = 24, .homogeneous = true, .positive = true};
@@ -165,6 +236,8 @@ int main(void)
         cmocka_unit_test(is_close_to_the_best_persistent_schedules),
         cmocka_unit_test(holds_for_everything_that_the_format_allows),
         cmocka_unit_test(long_chains_are_within_a_small_gap),
+        cmocka_unit_test(is_close_to_the_best_where_memory_is_scarce),
+        cmocka_unit_test(scales_change_nothing),
         cmocka_unit_test(failed_allocations_leave_nothing_behind),
         cmocka_unit_test(has_an_answer_when_it_is_stopped),
     };

@@ -14,14 +14,14 @@ static crn_cost saved_cost(const crn_prices *prices, const crn_priced *problem, 
     for (int32_t k = 0; k < stage->option_count; k++) {
         const cairn_stage_option *option = &stage->options[k];
         if (crn_piece_save_bytes(prices->model, l, problem->t, option) <= problem->m)
-            least = least_of(least, crn_piece_cost(prices, problem->price, option->saved_bytes,
-                                                   crn_option_ns(option) - least_ns));
+            least = least_of(
+                least, crn_piece_cost(prices, problem->price, option->saved_bytes, crn_option_ns(option) - least_ns));
     }
     return least;
 }
 
-/* Upwards: the least cost before each stage. A run that cannot be cheaper than the best so far ends the longer ones, too. */
-static void go_up(crn_band *band, const crn_prices *prices, const crn_priced *problem)
+/* Upwards: the least cost up to each stage; false: stopped. A run that cannot be cheaper than the best so far ends the longer ones, too. */
+static bool go_up(crn_band *band, const crn_task *task, const crn_prices *prices, const crn_priced *problem)
 {
     crn_band_place *at = band->places;
     int64_t passed_ns = 0;
@@ -33,18 +33,22 @@ static void go_up(crn_band *band, const crn_prices *prices, const crn_priced *pr
         crn_cost kept = crn_memory_cost(prices, problem->price, prices->model->output[l]);
         crn_cost passed = crn_time_cost(prices, passed_ns * CRN_TIME_PARTS);
         crn_cost least = at[place - 1].least + saved_cost(prices, problem, l);
-        while (l < problem->t && run.first > problem->s && at[run.first - 1 - problem->s].ahead + passed + kept < least &&
+        while (l < problem->t && run.first > problem->s &&
+               at[run.first - 1 - problem->s].ahead + passed + kept < least &&
                crn_run_lengthen(prices, problem, &run)) {
             crn_cost before = at[run.first - problem->s].least;
             least = least_of(least, before + kept + crn_time_cost(prices, run.ns * CRN_TIME_PARTS));
         }
         at[place].least = least_of(least, CRN_COST_MAX);
         at[place].ahead = least_of(at[place - 1].ahead, at[place].least - passed);
+        if (crn_should_stop(task, NULL))
+            return false;
     }
+    return true;
 }
 
-/* Downwards: the rest of each stage. */
-static void go_down(crn_band *band, const crn_prices *prices, const crn_priced *problem)
+/* Downwards: the rest of each stage; false: stopped. */
+static bool go_down(crn_band *band, const crn_task *task, const crn_prices *prices, const crn_priced *problem)
 {
     crn_band_place *at = band->places;
     int32_t count = problem->t - problem->s + 1;
@@ -61,32 +65,16 @@ static void go_down(crn_band *band, const crn_prices *prices, const crn_priced *
         before->rest = least_of(before->rest, rest + saved_cost(prices, problem, l));
         crn_cost after = rest + crn_memory_cost(prices, problem->price, prices->model->output[l]);
         crn_cost passed = after + crn_time_cost(prices, passed_ns * CRN_TIME_PARTS);
-        while (l < problem->t && run.first > problem->s && at[run.first - 1 - problem->s].ahead + passed <= band->limit &&
+        while (l < problem->t && run.first > problem->s &&
+               at[run.first - 1 - problem->s].ahead + passed <= band->limit &&
                crn_run_lengthen(prices, problem, &run)) {
             before = &at[run.first - problem->s];
             before->rest = least_of(before->rest, after + crn_time_cost(prices, run.ns * CRN_TIME_PARTS));
         }
         passed_ns -= crn_stage(prices->model, l)->forward_only_ns;
-    }
-}
-
-bool crn_band_make(crn_band *band, const cairn_allocator *allocator, const crn_prices *prices,
-                   const crn_priced *problem, int64_t parts)
-{
-    size_t count = (size_t)(problem->t - problem->s) + 2;
-    if (count > band->capacity) {
-        crn_band_place *places = crn_grow(allocator, band->places, &band->capacity, count, sizeof(*places));
-        if (!places)
+        if (crn_should_stop(task, NULL))
             return false;
-        band->places = places;
     }
-    for (size_t i = 0; i < count; i++) {
-        band->places[i].low = 0;
-        band->places[i].high = (int64_t)1 << CRN_SHARE_LOG2;
-    }
-    crn_band_limit(band, prices, problem, parts);
-    go_up(band, prices, problem);
-    go_down(band, prices, problem);
     return true;
 }
 
@@ -105,8 +93,27 @@ static int64_t kept_most(const crn_prices *prices, const crn_priced *problem)
 
 void crn_band_limit(crn_band *band, const crn_prices *prices, const crn_priced *problem, int64_t parts)
 {
-    band->limit =
-        crn_time_cost(prices, parts) + crn_memory_cost(prices, problem->price, kept_most(prices, problem));
+    band->limit = crn_time_cost(prices, parts) + crn_memory_cost(prices, problem->price, kept_most(prices, problem));
+}
+
+cairn_status crn_band_make(crn_band *band, const crn_task *task, const crn_prices *prices, const crn_priced *problem,
+                           int64_t parts, cairn_error *error)
+{
+    size_t count = (size_t)(problem->t - problem->s) + 2;
+    if (count > band->capacity) {
+        crn_band_place *places = crn_grow(&prices->allocator, band->places, &band->capacity, count, sizeof(*places));
+        if (!places)
+            return crn_no_memory(error);
+        band->places = places;
+    }
+    for (size_t i = 0; i < count; i++) {
+        band->places[i].low = 0;
+        band->places[i].high = (int64_t)1 << CRN_SHARE_LOG2;
+    }
+    crn_band_limit(band, prices, problem, parts);
+    if (!go_up(band, task, prices, problem) || !go_down(band, task, prices, problem))
+        return crn_fail(error, CAIRN_CANCELLED, "stopped while making a band");
+    return CAIRN_OK;
 }
 
 void crn_band_clear(crn_band *band, const cairn_allocator *allocator)

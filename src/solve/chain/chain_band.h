@@ -4,9 +4,10 @@
  * The `rest` of a stage is the least cost of all stages after it, whatever the path to it keeps: what fits in m by itself
  * is allowed. A path that takes T and keeps b costs T + price * b, and b <= m. So a label leads to no path faster than one
  * that takes U if its cost and the rest exceed the limit U + price * m. In the same way no such path has a run when the
- * least costs before and after it and its own exceed the limit; the rest does without such runs. The band of a stage is
- * the range of bytes that the labels within the limit keep. From one table to the next the band shrinks, and with it the
- * buckets.
+ * least costs before and after it and its own exceed the limit; the rest does without such runs.
+ *
+ * The band of a stage is the range of bytes that the buckets of the next table divide: at first all of m, then what lies
+ * beside the best path. That is a choice, not a proof: what the path of least time keeps may lie elsewhere.
  *
  * O(stages * R) time, R the longest run within the limit or so; 64 bytes a stage.
  */
@@ -30,10 +31,10 @@ typedef struct crn_band {
     size_t capacity;
 } crn_band;
 
-/** The band of a problem of which a path is known that takes so many parts (64ths of ns). False when memory fails. */
-bool crn_band_make(crn_band *band, const cairn_allocator *allocator, const crn_prices *prices,
-                   const crn_priced *problem, int64_t parts);
-/** A faster path is known. */
+/** The band of a problem of which a path is known that takes so many parts (64ths of ns). Errors: NO_MEMORY, CANCELLED. */
+cairn_status crn_band_make(crn_band *band, const crn_task *task, const crn_prices *prices, const crn_priced *problem,
+                           int64_t parts, cairn_error *error);
+/** A path is known that takes so many parts. */
 void crn_band_limit(crn_band *band, const crn_prices *prices, const crn_priced *problem, int64_t parts);
 void crn_band_clear(crn_band *band, const cairn_allocator *allocator);
 

@@ -3,6 +3,9 @@
 /* So many labels are not exceeded with more than BUCKETS_LEAST for each stage. */
 enum { LABELS_MAX = 3 << 18, BUCKETS_MOST = 1 << 14, BUCKETS_LEAST = 128, SCALE_LOG2 = 48 };
 
+/* What a stage takes beside its buckets, its labels and runs. */
+enum { STAGE_STEPS = 16 };
+
 /* ---- making and freeing ---- */
 
 int32_t crn_buckets_max(int64_t n)
@@ -12,12 +15,13 @@ int32_t crn_buckets_max(int64_t n)
 
 bool crn_labels_init(crn_labels *labels, const crn_chain_model *model, const crn_task *task)
 {
-    *labels = (crn_labels){.allocator = crn_allocator(task->env)};
-    return crn_prices_init(&labels->prices, model);
+    *labels = (crn_labels){.allocator = crn_allocator(task->env), .steps_max = INT64_MAX};
+    return crn_prices_init(&labels->prices, model, labels->allocator);
 }
 
 void crn_labels_clear(crn_labels *labels)
 {
+    crn_prices_clear(&labels->prices);
     crn_free(&labels->allocator, labels->list, labels->capacity, sizeof(*labels->list));
     crn_free(&labels->allocator, labels->buckets, labels->bucket_capacity, sizeof(*labels->buckets));
     crn_free(&labels->allocator, labels->places, labels->place_capacity, sizeof(*labels->places));
@@ -33,7 +37,8 @@ int64_t crn_labels_memory(int64_t n)
 {
     int64_t labels = array_memory(crn_mul_saturating(n + 1, crn_buckets_max(n)), sizeof(crn_label));
     int64_t buckets = array_memory(BUCKETS_MOST, sizeof(crn_label));
-    return crn_add_saturating(crn_add_saturating(labels, buckets), array_memory(n + 1, sizeof(crn_label_place)));
+    int64_t stages = array_memory(n + 1, sizeof(crn_label_place) + sizeof(crn_run_stage));
+    return crn_add_saturating(crn_add_saturating(labels, buckets), stages);
 }
 
 static bool reserve(crn_labels *labels, size_t places, size_t buckets)
@@ -75,10 +80,10 @@ typedef struct search {
     crn_priced problem;
     int32_t count; /* of buckets */
     const crn_band *band;
-    crn_cost bar;        /* labels that cost as much are of no use */
-    int64_t low, width;  /* shares at which the buckets begin, and that they divide */
-    int64_t scale;       /* buckets for each share, in 2^-SCALE_LOG2 */
-    int64_t passed_ns;   /* all forwards up to here */
+    crn_cost bar;       /* labels that cost as much are of no use */
+    int64_t low, width; /* shares at which the buckets begin, and that they divide */
+    int64_t scale;      /* buckets for each share, in 2^-SCALE_LOG2 */
+    int64_t passed_ns;  /* all forwards up to here */
 } search;
 
 static void open_stage(search *c, int32_t l)
@@ -91,6 +96,7 @@ static void open_stage(search *c, int32_t l)
     c->passed_ns += crn_stage(c->model, l)->forward_only_ns;
     for (int32_t k = 0; k < c->count; k++)
         c->labels->buckets[k].cost = CRN_COST_MAX;
+    c->labels->steps += c->count + STAGE_STEPS;
 }
 
 /* What a piece adds to a label. */
@@ -138,8 +144,10 @@ static bool close_stage(search *c, int32_t place)
     *at = (crn_label_place){.least = CRN_COST_MAX, .begin = (int32_t)labels->count};
     for (int32_t k = 0; k < c->count; k++) {
         const crn_label *made = &labels->buckets[k];
+        if (made->cost == CRN_COST_MAX)
+            continue;
         crn_cost time = made->cost - crn_memory_cost(c->prices, c->problem.price, made->bytes);
-        if (made->cost == CRN_COST_MAX || time >= least_time)
+        if (time >= least_time)
             continue;
         least_time = time;
         at->least = made->cost < at->least ? made->cost : at->least;
@@ -175,7 +183,7 @@ static void add_saved(search *c, int32_t l)
 static void put_missing(search *c, const addition *add, const crn_run *run, int32_t index, int64_t needed)
 {
     int32_t end = c->labels->places[add->before].end, missing = 1;
-    crn_cost each = crn_time_cost(c->prices, run->ns) * c->problem.charge;
+    crn_cost each = crn_time_cost(c->prices, run->ns) / 2 * c->problem.charge; /* exact: costs of time are even */
     for (; index < end; index++) {
         crn_wide available = (crn_wide)(c->problem.m - c->labels->list[index].bytes);
         if (available < (crn_wide)needed || available << c->problem.slack < (crn_wide)run->full_bytes)
@@ -196,7 +204,7 @@ static void add_run(search *c, const crn_run *run, addition *add, crn_cost memor
     int64_t passing = crn_run_pass_bytes(c->prices, &c->problem, run);
     int32_t index = put_all(c, add, before->begin, crn_max(passing, run->full_bytes));
     if (c->problem.slack > 0)
-        put_missing(c, add, run, index, crn_max(passing, crn_max(run->first_bytes, run->solve_bytes)));
+        put_missing(c, add, run, index, crn_max(passing, crn_run_solve_bytes(c->prices, run)));
     c->labels->steps += before->end - before->begin;
 }
 
@@ -265,6 +273,8 @@ cairn_status crn_labels_cut(crn_labels *labels, const crn_task *task, const crn_
     labels->list[labels->count++] = (crn_label){0};
     labels->places[0] = (crn_label_place){.end = 1};
     for (int32_t l = problem->s; l <= problem->t; l++) {
+        if (labels->steps >= labels->steps_max)
+            return CAIRN_OK;
         open_stage(&c, l);
         add_saved(&c, l);
         add_runs(&c, l);
@@ -292,8 +302,7 @@ void crn_labels_narrow(const crn_labels *labels, const crn_label_query *query, i
     while (place > 0) {
         const crn_label *before = &labels->list[label->index];
         for (int32_t i = label->before + 1; i <= place; i++) {
-            int64_t share =
-                part_of_the_way(before->share, label->share, i - label->before, place - label->before);
+            int64_t share = part_of_the_way(before->share, label->share, i - label->before, place - label->before);
             band->places[i].low = crn_max(0, share - beside);
             band->places[i].high = crn_min((int64_t)1 << CRN_SHARE_LOG2, share + beside);
         }

@@ -8,14 +8,15 @@
  *
  * Recomputed stages whose saved sets fit together take their forward once more. Where they do not, but a share of
  * 1/2^slack of them would, the piece is allowed as well, at an estimate of what its own plan will add: as many 64ths of
- * the forward as 64ths of the saved sets do not fit. Whoever makes that plan sees what it really takes.
+ * the forward as 64ths of the saved sets do not fit, or 1.5 or 2 times that (`charge`). Whoever makes that plan sees what
+ * it really takes.
  *
  * With a band (chain_band.h) only labels stay that can lead to a faster path than one known, and the buckets divide only
- * what such paths keep.
+ * what lies beside the best path. Labels out there fall into the first or last bucket.
  *
  * A run that begins earlier takes more forwards. When the cheapest label of all stages before cannot make up for them,
  * longer runs are not tried. So time is O(stages * R * buckets), R the longest run that is worth its time, mostly far less
- * than the longest that fits. Labels take 48 bytes each; where there are more than crn_labels_max, no path is found.
+ * than the longest that fits. Labels take 48 bytes each, of at most stages * buckets.
  *
  * Labels know their bytes and their cost exactly (chain_prices.h). Only the bucket follows from `share`, the bytes as a
  * share of m, which is rounded down with each piece.
@@ -44,7 +45,7 @@ typedef struct crn_labels {
     crn_label *list, *buckets;
     crn_label_place *places;
     size_t count, capacity, bucket_capacity, place_capacity;
-    int64_t steps; /* taken so far, of all calls */
+    int64_t steps, steps_max; /* taken so far, of all calls, and after which no path is found */
 } crn_labels;
 
 typedef struct crn_label_query {
@@ -58,7 +59,7 @@ typedef struct crn_label_path {
     int64_t parts; /* its time, in 64ths of ns, estimates included */
 } crn_label_path;
 
-/** False: the numbers are too large for prices. Zeroed ones can be cleared. */
+/** False when memory fails. Zeroed ones can be cleared. */
 bool crn_labels_init(crn_labels *labels, const crn_chain_model *model, const crn_task *task);
 void crn_labels_clear(crn_labels *labels);
 /** The most buckets of a stage for which there is memory, with n stages. */

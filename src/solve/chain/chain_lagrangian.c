@@ -1,29 +1,35 @@
 /*
  * chain-lagrangian: persistent schedules of long chains, by Lagrangian relaxation of the memory.
  *
- * A plan cuts a chain into pieces that are saved, or passed and recomputed (chain_pieces.h). With the memory priced,
- * the best plan is a shortest path, found in one pass with labels (chain_labels.h). At a low price it takes less time and
- * more memory than there is, so that there is no path; the least price with a path is found by bisection. Plans at that
- * price and somewhat below are found anew with more and more labels a stage: labels that are not the best at a price fill
- * what memory the best one leaves. Recomputed pieces that do not fit have plans of their own, made in the same way.
+ * A plan cuts a chain into pieces that are saved, or passed and recomputed (chain_pieces.h). With the memory priced, the
+ * best plan is a shortest path, found in one pass with one label a stage (chain_labels.h). At a low price it takes less
+ * time and more memory than there is, so that there is no path; the least price with a path is found by bisection.
+ *
+ * At that price, a table with buckets for what paths keep finds a faster path. The next tables have their buckets closer
+ * and closer beside what the fastest path keeps (chain_band.h), down to a part of m in BESIDE_LAST; then the same once more
+ * with more buckets. A path that is known stays in the table, so none is slower than the one before.
+ *
+ * Recomputed pieces may be such that not all of their saved sets fit: the path charges an estimate, and then they have
+ * plans of their own, made in the same way with one table. As the estimate may be wrong, there are several ways to charge,
+ * each with its tables, and also that in which all pieces fit; the plan that truly takes least is the answer.
  *
  * Beside that there is the plan of halving, which needs little memory and always fits from `least` on.
  *
  * Optimal  In nothing: pieces are cut at prices. For long chains the loss is that of one piece among thousands; see
  *          docs/explanation/solvers/chain-lagrangian.md for how far from the lower bound it is.
- * Cost     O(n R) time for each price and label, R the longest recomputed piece, O(n) memory. Limited by the clock, or
- *          without a time limit by work; the best plan so far is the answer.
+ * Cost     O(n R) time for each price and for each table and bucket, R the longest recomputed piece that is worth its time;
+ *          O(n) memory. Limited by the clock, or without a time limit by work; the best plan so far is the answer.
  */
 #include "solve/chain/chain_labels.h"
 
 /*
- * How far plans are nested; of a problem and of those within it, how often a price is halved, and how many buckets there
- * are, at first; of a recomputed piece, a share of 1/2^SLACK_MAX fits at least, or half of that.
+ * How far plans are nested; of a problem and of those within it, how often a price is halved, and how many buckets the
+ * first table has; of a recomputed piece, a share of 1/2^SLACK_MAX fits at least, or half of that.
  */
 enum { DEPTH_MAX = 4, BISECTIONS = 12, INNER_BISECTIONS = 8, BUCKETS_FIRST = 64, INNER_BUCKETS = 64, SLACK_MAX = 3 };
-/* Tables reach as far to each side of a path as a part of m, from one in BESIDE_FIRST to one in BESIDE_LAST / 2. */
-enum { BESIDE_FIRST = 8, BESIDE_LAST = 256, WAYS = 3 };
-#define STEPS_MAX ((int64_t)1 << 29)
+/* Tables reach as far to each side of a path as a part of m, one in BESIDE_FIRST and then half as far each time. */
+enum { BESIDE_FIRST = 8, BESIDE_LAST = 128, WAYS = 4 };
+#define STEPS_MAX ((int64_t)1 << 30)
 
 typedef struct session {
     crn_chain_model model;
@@ -36,7 +42,8 @@ typedef struct search {
     const crn_chain_model *model;
     crn_labels labels;
     crn_band bands[WAYS]; /* of the whole problem */
-    bool has_prices, stopped;
+    int64_t steps_max;    /* of the labels */
+    bool stopped;
     crn_pieces pieces;
     cairn_error *error;
 } search;
@@ -109,24 +116,6 @@ static cairn_status solve_pieces(search *c, const problem *p, crn_plan *plan)
     return CAIRN_OK;
 }
 
-/* Whether pieces that do not fit have a plan at least by halving. */
-static bool has_plans_within(const search *c, const problem *p, crn_plan plan)
-{
-    int64_t m = p->m;
-    for (int32_t i = 0; i < plan.count; i++) {
-        const crn_piece *piece = &c->pieces.list[plan.begin + (size_t)i];
-        if (piece->option != CRN_PIECE_RECOMPUTED) {
-            m -= crn_stage(c->model, piece->first)->options[piece->option].saved_bytes;
-            continue;
-        }
-        if (crn_pieces_full_bytes(c->model, piece->first, piece->last) > m &&
-            crn_halving_bytes(c->model, piece->first, piece->last) > m)
-            return false;
-        m -= c->model->output[piece->last];
-    }
-    return true;
-}
-
 /* ---- prices ---- */
 
 /* Which recomputed pieces are allowed and what they are charged; the band of tables, and what the fastest path takes. */
@@ -136,7 +125,7 @@ typedef struct way {
     int64_t parts;
 } way;
 
-/* The fastest path of a table, if there is one, is added to the pieces. What stops it keeps what there is. */
+/* The fastest path of a table, if there is one, is added to the pieces. What stops it, or the end of the work, keeps what there is. */
 static cairn_status find_path(search *c, way *w, int32_t buckets, int64_t beside, crn_plan *plan)
 {
     crn_label_query query = {w->problem, buckets, w->band};
@@ -153,8 +142,10 @@ static cairn_status find_path(search *c, way *w, int32_t buckets, int64_t beside
     CRN_TRY(status);
     *plan = path.plan;
     w->parts = crn_min(w->parts, path.parts);
-    if (w->band)
+    if (w->band && plan->count > 0) {
+        crn_band_limit(w->band, &c->labels.prices, &w->problem, w->parts);
         crn_labels_narrow(&c->labels, &query, beside, w->band);
+    }
     return CAIRN_OK;
 }
 
@@ -165,9 +156,9 @@ static cairn_status try_price(search *c, problem *p, way *w, int64_t price, bool
     w->problem.price = price;
     w->parts = INT64_MAX;
     CRN_TRY(find_path(c, w, 1, 0, &plan));
-    *found = plan.count > 0 && (w->problem.slack == 0 || has_plans_within(c, p, plan));
     if (w->problem.slack > 0)
-        plan.count = 0;
+        CRN_TRY(solve_pieces(c, p, &plan));
+    *found = plan.count > 0;
     consider(c, p, plan);
     return CAIRN_OK;
 }
@@ -206,34 +197,39 @@ static cairn_status try_table(search *c, problem *p, way *w, int32_t buckets, in
     return CAIRN_OK;
 }
 
-/* A table of all that may be kept. */
+/* The first tables: of all that may be kept. The path of a small one leaves less for the next to look at. */
 static cairn_status begin(search *c, problem *p, way *w, crn_band *band)
 {
-    if (!crn_band_make(band, &c->pieces.allocator, &c->labels.prices, &w->problem, w->parts))
-        return crn_no_memory(c->error);
+    int64_t all = (int64_t)1 << CRN_SHARE_LOG2;
+    cairn_status status = crn_band_make(band, c->task, &c->labels.prices, &w->problem, w->parts, c->error);
+    c->stopped |= status == CAIRN_CANCELLED;
+    if (c->stopped)
+        return CAIRN_OK;
+    CRN_TRY(status);
     w->band = band;
-    return try_table(c, p, w, BUCKETS_FIRST, ((int64_t)1 << CRN_SHARE_LOG2) / BESIDE_FIRST);
+    CRN_TRY(try_table(c, p, w, BUCKETS_FIRST / 4, all));
+    return try_table(c, p, w, BUCKETS_FIRST, all / BESIDE_FIRST);
 }
 
 /* Tables of what lies closer and closer beside what the best path keeps. */
 static cairn_status close_in(search *c, problem *p, way *w, int32_t buckets)
 {
-    for (int part = 2 * BESIDE_FIRST; part <= BESIDE_LAST; part *= 2) {
-        int next = part < BESIDE_LAST ? part : BESIDE_FIRST;
+    for (int part = BESIDE_FIRST; part <= BESIDE_LAST; part *= 2) {
+        int next = part < BESIDE_LAST ? 2 * part : BESIDE_FIRST;
         CRN_TRY(try_table(c, p, w, buckets, ((int64_t)1 << CRN_SHARE_LOG2) / next));
     }
     return CAIRN_OK;
 }
 
-/* Once over with more and more buckets, as far as the clock allows, or the work, as far as can be told from that before. */
-static cairn_status refine(search *c, problem *p, way *ways)
+/* Closes in again and again with more buckets, if the work allows that, as far as can be told from the time before. */
+static cairn_status refine(search *c, problem *p, way *ways, int count)
 {
-    int64_t most = c->task->deadline_ns == CAIRN_NONE ? STEPS_MAX : INT64_MAX;
     int32_t buckets_max = crn_buckets_max(c->model->n), buckets = BUCKETS_FIRST;
-    for (int64_t steps = 0; !c->stopped && buckets < buckets_max && c->labels.steps + 4 * steps <= most;) {
+    for (int64_t steps = 0;
+         !c->stopped && buckets < buckets_max && c->labels.steps + 4 * steps <= c->labels.steps_max;) {
         int64_t before = c->labels.steps;
         buckets = (int32_t)crn_min(4 * buckets, buckets_max);
-        for (int i = 0; i < WAYS; i++) {
+        for (int i = 0; i < count; i++) {
             if (!ways[i].band)
                 CRN_TRY(begin(c, p, &ways[i], &c->bands[i]));
             CRN_TRY(close_in(c, p, &ways[i], buckets));
@@ -243,7 +239,23 @@ static cairn_status refine(search *c, problem *p, way *ways)
     return CAIRN_OK;
 }
 
-/* Pieces that fit as they are, or as much of them as must fit for a path; and with half of that, charged once and twice. */
+/*
+ * From the way that has a path: others with half of what must fit there, and with higher charges. Their price is the same.
+ * Where every piece of that path fits, it takes the same in all ways; else no more than twice its time.
+ */
+static int more_ways(way *ways)
+{
+    static const int less[WAYS] = {0, 1, 1, 0}, charges[WAYS] = {2, 2, 4, 3};
+    bool fits = ways[0].problem.slack == 0;
+    for (int i = 1; i < WAYS; i++) {
+        ways[i] = ways[0];
+        ways[i].problem.slack += less[i];
+        ways[i].problem.charge = charges[i];
+        ways[i].parts *= fits ? 1 : 2;
+    }
+    return fits ? WAYS - 1 : WAYS;
+}
+
 static cairn_status solve_problem(search *c, problem *p)
 {
     way ways[WAYS];
@@ -251,22 +263,19 @@ static cairn_status solve_problem(search *c, problem *p)
     p->best = (crn_plan){p->begin, 0};
     p->best_ns = INT64_MAX;
     CRN_TRY(halve(c, p));
-    if (!c->has_prices || p->depth > DEPTH_MAX)
+    if (!c->labels.prices.are_exact || p->depth > DEPTH_MAX)
         return CAIRN_OK;
     for (int slack = 0; slack <= SLACK_MAX && !found && !c->stopped; slack++) {
-        ways[0] = (way){{p->s, p->t, p->m, 0, slack, 1}, NULL, INT64_MAX};
+        ways[0] = (way){{p->s, p->t, p->m, 0, slack, 2}, NULL, INT64_MAX};
         CRN_TRY(find_price(c, p, &ways[0], &found));
     }
     if (!found)
         return CAIRN_OK;
-    for (int i = 0; i < WAYS; i++) {
-        ways[i] = ways[0];
-        ways[i].problem.slack += i > 0;
-        ways[i].problem.charge = i > 1 ? i : 1;
-    }
+    int count = more_ways(ways);
     if (p->depth == 0)
-        return refine(c, p, ways);
-    for (int i = 0; i < WAYS; i++)
+        return refine(c, p, ways, count);
+    count = p->depth > 1 ? 1 : count;
+    for (int i = 0; i < count; i++)
         CRN_TRY(try_table(c, p, &ways[i], INNER_BUCKETS, 0));
     return CAIRN_OK;
 }
@@ -324,8 +333,12 @@ static cairn_status chain_lagrangian_solve(const crn_task *task, void *state, in
     if (p.m < crn_min(open->full_bytes, open->halving_bytes))
         return CAIRN_OK;
     c.pieces.allocator = crn_allocator(task->env);
-    c.has_prices = crn_labels_init(&c.labels, &open->model, task);
-    cairn_status status = p.m >= open->full_bytes ? save_all(&c, &p) : solve_problem(&c, &p);
+    cairn_status status = CAIRN_OK;
+    if (!crn_labels_init(&c.labels, &open->model, task))
+        status = crn_no_memory(error);
+    c.labels.steps_max = task->deadline_ns == CAIRN_NONE ? STEPS_MAX : INT64_MAX;
+    if (status == CAIRN_OK)
+        status = p.m >= open->full_bytes ? save_all(&c, &p) : solve_problem(&c, &p);
     answer->stopped_early = c.stopped;
     answer->found = status == CAIRN_OK && p.best.count > 0;
     if (answer->found)
@@ -342,16 +355,18 @@ static cairn_status chain_lagrangian_solve(const crn_task *task, void *state, in
 static int64_t chain_lagrangian_memory(const crn_task *task)
 {
     int64_t n = cairn_problem_chain(task->problem)->stage_count;
-    int64_t plans = crn_mul_saturating(n, 2 * (DEPTH_MAX + 2) * (int64_t)sizeof(crn_piece));
-    return crn_add_saturating(crn_labels_memory(n), crn_add_saturating(plans, 1 << 16));
+    int64_t pieces = 2 * (DEPTH_MAX + 2) * (int64_t)sizeof(crn_piece),
+            bands = 2 * WAYS * (int64_t)sizeof(crn_band_place);
+    int64_t plans = crn_mul_saturating(n, pieces + bands);
+    return crn_add_saturating(crn_labels_memory(n), crn_add_saturating(plans, 1 << 17));
 }
 
-/* As measured: bisection tries some 30 prices with one label each; widening takes up to STEPS_MAX steps. */
+/* As measured, from 150 to 5,000 stages: the search for a price, and tables of up to STEPS_MAX steps. */
 static int64_t chain_lagrangian_work(const crn_task *task)
 {
     int64_t n = cairn_problem_chain(task->problem)->stage_count, run = crn_min(n, crn_prices_run_max(n));
     int64_t once = crn_mul_saturating(n, run);
-    return crn_add_saturating(crn_mul_saturating(once, 60), crn_min(STEPS_MAX, crn_mul_saturating(once, 1000)) * 4);
+    return crn_add_saturating(crn_mul_saturating(once, 20), crn_min(STEPS_MAX, crn_mul_saturating(once, 2000)) * 3);
 }
 
 const crn_solver crn_chain_lagrangian_solver = {
@@ -361,7 +376,7 @@ const crn_solver crn_chain_lagrangian_solver = {
              .optimal_in = "",
              .summary = "persistent schedules of thousands of different stages, by pricing memory",
              .source = "Cairn",
-             .cost = "O(n R) for each price and label, R the longest recomputed piece; O(n) memory"},
+             .cost = "O(n R) for each price, table and bucket, R the longest recomputed piece; O(n) memory"},
     .rank = 10,
     .memory = chain_lagrangian_memory,
     .work = chain_lagrangian_work,

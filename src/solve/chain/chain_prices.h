@@ -16,10 +16,20 @@ __extension__ typedef __int128 crn_cost;
 
 enum { CRN_PRICE_UNIT_LOG2 = 20, CRN_PRICE_LOG2_MAX = 27, CRN_TIME_PARTS = 64 };
 
+/* A stage in a run (chain_run.h), with its fastest option. */
+typedef struct crn_run_stage {
+    int64_t saved_bytes, save_bytes, backward_bytes; /* the saved set; beside the current gradient; with it */
+    int64_t keep_bytes, drop_bytes;                  /* crn_keep_bytes, crn_drop_bytes */
+    int64_t alone_bytes;                             /* the least, with any option, to save it and to run it backward */
+} crn_run_stage;
+
 typedef struct crn_prices {
     const crn_chain_model *model;
+    cairn_allocator allocator;
     int64_t weight_ns, full_bytes; /* W, B */
     int32_t run_max;               /* the longest run that is tried */
+    bool are_exact;                /* else the numbers are too large for prices */
+    crn_run_stage *stages;         /* stage l at l - 1 */
 } crn_prices;
 
 /** The problem (s, t) with m bytes, at a price. Stage l has place l - s + 1, the beginning place 0. */
@@ -28,13 +38,14 @@ typedef struct crn_priced {
     int64_t m;
     int64_t price;
     int slack;  /* of a recomputed run's saved sets, a share of 1/2^slack must fit */
-    int charge; /* for the share that does not, so many times its part of the forward is estimated */
+    int charge; /* so many halves of the forward are estimated for the share that does not */
 } crn_priced;
 
 /** The longest run that is tried in a chain of n stages: a pass over all of them takes some 2^26 steps. */
 int32_t crn_prices_run_max(int64_t n);
-/** False: the numbers are too large for prices. */
-bool crn_prices_init(crn_prices *prices, const crn_chain_model *model);
+/** False when memory fails. Zeroed ones can be cleared. */
+bool crn_prices_init(crn_prices *prices, const crn_chain_model *model, cairn_allocator allocator);
+void crn_prices_clear(crn_prices *prices);
 
 /** Of time, in 64ths of ns. */
 static inline crn_cost crn_time_cost(const crn_prices *prices, int64_t parts)

@@ -137,15 +137,6 @@ static void fill(knapsack *p)
     }
 }
 
-static int64_t last_backward_bytes(const crn_chain_model *model)
-{
-    const cairn_stage *stage = crn_stage(model, model->n);
-    int64_t least = INT64_MAX;
-    for (int32_t k = 0; k < stage->option_count; k++)
-        least = crn_min(least, crn_backward_bytes(model, model->n, &stage->options[k]));
-    return least;
-}
-
 /* Whether the numbers fit, and there is something to prove. */
 static bool is_useful(const knapsack *p)
 {
@@ -159,7 +150,7 @@ static cairn_status find_bound(const crn_task *task, crn_chain_model *model, int
 {
     knapsack p = {.model = model, .full_bytes = crn_chain_full_bytes(model)};
     int64_t available_bytes = budget_bytes - model->always_bytes;
-    p.room_bytes = available_bytes - last_backward_bytes(model);
+    p.room_bytes = available_bytes - crn_least_backward_bytes(model, model->n);
     if (available_bytes >= p.full_bytes || p.room_bytes < 0)
         return CAIRN_OK;
     p.saved = crn_arena_alloc(&model->arena, crn_option_total(model), sizeof(*p.saved));

@@ -46,6 +46,15 @@ int32_t crn_fastest_option(const cairn_stage *stage)
     return fastest;
 }
 
+int64_t crn_least_backward_bytes(const crn_chain_model *model, int32_t l)
+{
+    const cairn_stage *stage = crn_stage(model, l);
+    int64_t least = INT64_MAX;
+    for (int32_t k = 0; k < stage->option_count; k++)
+        least = crn_min(least, crn_backward_bytes(model, l, &stage->options[k]));
+    return least;
+}
+
 size_t crn_option_total(const crn_chain_model *model)
 {
     size_t total = 0;

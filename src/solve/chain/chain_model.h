@@ -108,6 +108,8 @@ static inline int64_t crn_least_forward_ns(const cairn_stage *stage)
 
 /** The option of least forward and backward; of several the first. */
 int32_t crn_fastest_option(const cairn_stage *stage);
+/** What backward l needs beside always_bytes with the option of which it needs least. */
+int64_t crn_least_backward_bytes(const crn_chain_model *model, int32_t l);
 /** How many options all stages have together. */
 size_t crn_option_total(const crn_chain_model *model);
 /** What it takes, beside always_bytes, to save everything, each stage with that of its fastest options that needs least. */

@@ -12,15 +12,20 @@ enum {
     COMBINATIONS = 81, /* DEMANDS to the power of WINDOW */
     ALL = 2 * COMBINATIONS,
     STATES_MAX = 2 + CRN_MOMENTS_OPTIONS_MAX,
-    SAVED = 2,       /* the first state with a saved set */
-    FROM_SAVES = 16, /* of an earlier moment's state: the one before is of kind SAVES */
+    SAVED = 2, /* the first state with a saved set */
     POLL_EVERY = 64
 };
 
 static const int32_t power[WINDOW + 1] = {1, 3, 9, 27, COMBINATIONS};
+_Static_assert(WINDOW == 4 && COMBINATIONS == 81, "powers of DEMANDS");
 
 /* Of earlier moments: any states, not all of them saved; a value at all of them, not all saved; a saved set at all. */
 enum { ANY, VALUES, SAVES, EARLIER };
+
+/* What made a cost, in a byte: the state before, then the demand or the kind, then whether all before were saved. */
+enum { STATE_BITS = 3, STATE_MASK = (1 << STATE_BITS) - 1, KIND_MASK = 3, ALL_BIT = STATE_BITS + 2 };
+_Static_assert((int)STATES_MAX <= (int)STATE_MASK && (int)EARLIER <= (int)KIND_MASK && (int)DEMANDS <= (int)KIND_MASK,
+               "codes");
 
 /* More than any cost; two of them can be added. */
 #define NEVER (INT64_MAX / 4)
@@ -57,7 +62,8 @@ typedef struct crn_moments_work {
 
 int64_t crn_moments_units(const crn_moments *moments, int64_t bytes)
 {
-    return (int64_t)(((crn_wide)bytes << CRN_MOMENTS_BYTES_LOG2) / (crn_wide)moments->full_bytes);
+    crn_wide units = ((crn_wide)bytes << CRN_MOMENTS_BYTES_LOG2) / (crn_wide)moments->full_bytes;
+    return units < (crn_wide)NEVER ? (int64_t)units : NEVER;
 }
 
 static int64_t time_units(const crn_moments *moments, int64_t ns)
@@ -111,9 +117,9 @@ bool crn_moments_init(crn_moments *moments, crn_arena *arena)
 
 /* ---- one stage ---- */
 
-static int32_t first_of_window(const crn_moments_stage *stage)
+static int32_t first_of_window(const crn_moments *moments, const crn_moments_stage *stage)
 {
-    return stage->last < WINDOW ? 0 : stage->last - WINDOW + 1;
+    return stage->last < moments->window ? 0 : stage->last - moments->window + 1;
 }
 
 static int64_t priced(const crn_moment *moment, int64_t bytes)
@@ -153,18 +159,21 @@ static void prune(int64_t *demand)
 }
 
 /* Another moment begins: its stage has a saved set. The oldest of the window becomes one of those before it. */
-static void shift(crn_moments_work *w, crn_moments_stage *stage, int32_t last)
+static void shift(const crn_moments *moments, crn_moments_stage *stage, int32_t last)
 {
+    crn_moments_work *w = moments->work;
+    int32_t lowest = power[WINDOW - moments->window];
     clear(w->shifted, ALL);
     for (int32_t s = 0; s < ALL; s++) {
         if (w->demand[s] >= NEVER)
             continue;
-        int32_t combination = s % COMBINATIONS, oldest = combination % DEMANDS;
-        bool all = last == WINDOW ? oldest == IT_IS_SAVED : s >= COMBINATIONS && oldest == IT_IS_SAVED;
-        int32_t to = combination / DEMANDS + IT_IS_SAVED * power[WINDOW - 1] + (all ? COMBINATIONS : 0);
+        int32_t combination = s % COMBINATIONS, oldest = combination / lowest % DEMANDS;
+        bool is_first = last == moments->window, were_saved = is_first || s >= COMBINATIONS;
+        int32_t to = (combination - oldest * lowest) / DEMANDS + IT_IS_SAVED * power[WINDOW - 1] +
+                     (were_saved && oldest == IT_IS_SAVED ? COMBINATIONS : 0);
         if (w->demand[s] < w->shifted[to]) {
             w->shifted[to] = w->demand[s];
-            stage->dropped[to] = (uint8_t)(oldest | (s >= COMBINATIONS ? DEMANDS + 1 : 0));
+            stage->dropped[to] = (uint8_t)(oldest | (s >= COMBINATIONS ? 1 << ALL_BIT : 0));
         }
     }
     memcpy(w->demand, w->shifted, sizeof(w->demand));
@@ -187,11 +196,11 @@ static int64_t cheapest_before(const crn_moments *moments, const crn_moments_sta
         int64_t cost = before[kind][b] + (stays(b, r) ? 0 : stage->again);
         if (cost < best) {
             best = cost;
-            *from = (uint8_t)b;
+            *from = (uint8_t)(b | kind << STATE_BITS);
         }
         if (kind != SAVES && r < SAVED && b >= SAVED && before[SAVES][b] < best) {
             best = before[SAVES][b];
-            *from = (uint8_t)(b | FROM_SAVES);
+            *from = (uint8_t)(b | SAVES << STATE_BITS);
         }
     }
     return best;
@@ -295,7 +304,7 @@ static void enter(const crn_moments *moments, crn_moments_stage *stage, int32_t 
             for (int32_t r = 0; r < w->states; r++)
                 if (best[kind][r] < NEVER)
                     improve(&row(made, to)[r], &stage->entered[to * w->states + r], w->demand[s] + best[kind][r],
-                            from[kind][r] | kind << 3 | (s >= COMBINATIONS) << 5);
+                            from[kind][r] | kind << STATE_BITS | (s >= COMBINATIONS ? 1 << ALL_BIT : 0));
         }
 }
 
@@ -315,7 +324,7 @@ static void go_on(const crn_moments *moments, crn_moments_stage *stage, const pl
     uint8_t *codes = stage->stepped + (size_t)((at->slot * ALL + to) * states);
     for (int32_t next = 0; next < states; next++)
         if (at->prices[next] < NEVER && (runs || stays(at->state, next)))
-            improve(&least[next], &codes[next], cost + at->prices[next], at->state | at->demand << 3);
+            improve(&least[next], &codes[next], cost + at->prices[next], at->state | at->demand << STATE_BITS);
 }
 
 /* The interval of backward l. */
@@ -326,7 +335,7 @@ static void end(const crn_moments *moments, crn_moments_stage *stage, const plac
     int32_t to = at->rest + (saved ? IT_IS_SAVED : IT_RUNS) * power[at->slot];
     if (takes < NEVER)
         improve(&row(made, to)[0], &stage->stepped[(at->slot * ALL + to) * moments->work->states], at->cost + takes,
-                at->state | at->demand << 3);
+                at->state | at->demand << STATE_BITS);
 }
 
 static void step(const crn_moments *moments, crn_moments_stage *stage, int32_t j, const costs *from, costs *made)
@@ -339,7 +348,7 @@ static void step(const crn_moments *moments, crn_moments_stage *stage, int32_t j
         int32_t s = from->rows[i];
         at.demand = s / power[at.slot] % DEMANDS;
         at.rest = s - at.demand * power[at.slot];
-        for (at.state = at.demand == IT_IS_SAVED; at.state < moments->work->states; at.state++) {
+        for (at.state = at.demand == IT_IS_SAVED ? 1 : 0; at.state < moments->work->states; at.state++) {
             at.cost = from->least[s][at.state];
             if (at.cost >= NEVER)
                 continue;
@@ -358,7 +367,7 @@ static void step(const crn_moments *moments, crn_moments_stage *stage, int32_t j
 static void pass_stage(crn_moments *moments, crn_moments_stage *stage)
 {
     crn_moments_work *w = moments->work;
-    int32_t first = first_of_window(stage);
+    int32_t first = first_of_window(moments, stage);
     costs *from = &w->tables[0], *made = &w->tables[1];
     close_rows(made);
     if (first == 0) {
@@ -387,27 +396,27 @@ static void count_earlier(crn_moments *moments, const crn_moments_stage *stage, 
     for (; j >= 0; j--) {
         moments->list[j].used += stage->bytes[r];
         uint8_t from = j > 0 ? *earlier_at(moments, stage, j, kind, r) : 0;
-        kind = from >= FROM_SAVES ? SAVES : kind;
-        r = from >= FROM_SAVES ? from - FROM_SAVES : from;
+        kind = from >> STATE_BITS;
+        r = from & STATE_MASK;
     }
 }
 
 /* Follows the demands that stage l leaves back to those that it met. */
 static int32_t count_stage(crn_moments *moments, const crn_moments_stage *stage, int32_t s)
 {
-    int32_t states = moments->work->states, r = 0, first = first_of_window(stage);
+    int32_t states = moments->work->states, r = 0, first = first_of_window(moments, stage);
     for (int32_t j = stage->last; j >= first; j--) {
         int32_t slot = WINDOW - 1 - (stage->last - j);
         uint8_t code = stage->stepped[(slot * ALL + s) * states + r];
-        r = code & 7;
-        s += ((code >> 3) - s / power[slot] % DEMANDS) * power[slot];
+        r = code & STATE_MASK;
+        s += ((code >> STATE_BITS) - s / power[slot] % DEMANDS) * power[slot];
         moments->list[j].used += stage->bytes[r];
     }
     if (first == 0)
         return s;
     uint8_t code = stage->entered[s * states + r];
-    count_earlier(moments, stage, first - 1, code >> 3 & 3, code & 7);
-    return s % COMBINATIONS + (code >> 5) * COMBINATIONS;
+    count_earlier(moments, stage, first - 1, code >> STATE_BITS & KIND_MASK, code & STATE_MASK);
+    return s % COMBINATIONS + (code >> ALL_BIT) * COMBINATIONS;
 }
 
 static void count_used(crn_moments *moments, int32_t s)
@@ -418,7 +427,8 @@ static void count_used(crn_moments *moments, int32_t s)
         s = count_stage(moments, stage, s);
         if (l + 1 < n && stage->last > moments->stages[l + 1].last) {
             int32_t before = stage->dropped[s];
-            s = s % power[WINDOW - 1] * DEMANDS + before % (DEMANDS + 1) + before / (DEMANDS + 1) * COMBINATIONS;
+            s = s % power[WINDOW - 1] * DEMANDS + (before & KIND_MASK) * power[WINDOW - moments->window] +
+                (before >> ALL_BIT) * COMBINATIONS;
         }
     }
 }
@@ -439,14 +449,14 @@ bool crn_moments_evaluate(crn_moments *moments, int64_t *units)
     int32_t best = 0, last = 0;
     clear(w->demand, ALL);
     w->demand[IT_IS_SAVED * power[WINDOW - 1]] = 0;
-    for (int32_t l = moments->model->n - 1; l > 0; l--) {
+    for (int32_t l = moments->model->n - 1, polled = 0; l > 0; l--, polled++) {
         crn_moments_stage *stage = &moments->stages[l];
+        if (polled % POLL_EVERY == 0 && crn_should_stop(moments->task, NULL))
+            return false;
         if (last + 1 < moments->count && moments->list[last + 1].stage > l)
-            shift(w, stage, ++last);
+            shift(moments, stage, ++last);
         stage->last = last;
         pass_stage(moments, stage);
-        if (l % POLL_EVERY == 0 && crn_should_stop(moments->task, NULL))
-            return false;
     }
     for (int32_t s = 1; s < ALL; s++)
         best = w->demand[s] < w->demand[best] ? s : best;

@@ -12,14 +12,16 @@
  *
  * Stage l runs forward in interval j
  *   - if stage l + 1 does and nothing of l is resident at moment j, for that forward reads a value of l;
- *   - if at moment j + 1 more of l is resident than at moment j, other than a[l] in place of A_k[l];
+ *   - if a value of l is resident at moment j + 1 that is not at moment j; a[l] in place of A_k[l] does not count, another
+ *     A_k[l] does;
  *   - if backward l is in interval j, or opens the next, and no A_k[l] is resident at moment j.
- * If A_k[l + 1] is resident at moment j, so is a value of l. Where the last rule is met by an A_k[l], the stage takes what
- * option k takes beyond the least.
+ * If A_k[l + 1] is resident at moment j, so is a value of l. If an A_k[l] is resident at the last moment before backward l,
+ * the stage takes the lesser of two times: what option k takes beyond the least, and a forward more. A stage with
+ * no_recompute never runs again.
  *
  * The least cost over all states that follow these rules is found stage by stage, from n - 1 down to 1. What stage l needs
  * to know of stage l + 1 is, for each moment, one of: it runs in the interval, it has a saved set at the moment, or neither.
- * These demands are kept for the latest CRN_MOMENTS_WINDOW moments, 3^window combinations; of earlier moments only whether a
+ * These demands are kept for the latest moments, a window of them, 3^window combinations; of earlier moments only whether a
  * saved set was resident at all of them. To forget a demand lowers the cost, so that the cost stays a lower bound.
  *
  * All numbers are integers: times in units of W * 2^-40, W the least forwards of all stages; bytes in units of B * 2^-32, B
@@ -31,7 +33,7 @@
 #include "solve/chain/chain_model.h"
 
 enum {
-    CRN_MOMENTS_MAX = 80,
+    CRN_MOMENTS_MAX = 73,
     CRN_MOMENTS_WINDOW = 4,
     CRN_MOMENTS_OPTIONS_MAX = 3,
     CRN_MOMENTS_TIME_LOG2 = 40,
@@ -50,6 +52,7 @@ typedef struct crn_moments {
     const crn_task *task;
     const crn_chain_model *model;
     int64_t forward_ns, full_bytes; /* W, B */
+    int32_t window;                 /* for how many moments demands are kept, 1 .. CRN_MOMENTS_WINDOW */
     int32_t count;
     crn_moment list[CRN_MOMENTS_MAX];
     struct crn_moments_stage *stages; /* 1..n - 1 */
@@ -69,11 +72,13 @@ bool crn_moments_init(crn_moments *moments, crn_arena *arena);
  */
 bool crn_moments_evaluate(crn_moments *moments, int64_t *units);
 
-/** Where the search for prices of one budget is; zeroed but for the budget at first. */
+/* ---- chain_moments_bound.c ---- */
+
+/** Where the search for prices of one budget is; zeroed but for the budget at first. A first price not found is lost. */
 typedef struct crn_ascent {
     int64_t budget_bytes, bound_ns;
     bool is_begun, is_done;
-    int32_t failures; /* steps since the bound rose */
+    int32_t failures; /* steps since the bound rose enough */
     double level;     /* above the best, in units of time */
     double best_units;
     double best[CRN_MOMENTS_MAX]; /* prices */

@@ -16,24 +16,29 @@
  * of the moment before the last backward alone. It is asked only where there is a time limit, and ends with it, or where the
  * level has become as near as LEVEL_LEAST.
  *
- * Cost  O(n (J + 3^w)) time for each set of prices, J moments and a window of w of them, O(n (J + w 3^w)) memory.
+ * Cost  O(n (J + 3^w)) time for each set of prices, J moments and a window of w of them, O(n (J + w 3^w)) memory: 3 KB a
+ *       stage, with three options a stage 5 KB.
  */
 #include <math.h>
 
 #include "solve/chain/chain_moments.h"
 
 /*
- * Of groups of stages that each give a moment: so many of the last part of the chain, and of the rest. Where
- * there are fewer stages, each gives one. Shorter chains have the bound of chain_states_bound.c.
+ * The last part of the chain is divided into LATE_MOMENTS groups, the rest into EARLY_MOMENTS. Each group gives one moment.
+ * The last part is 1 / LATE_PARTS of the chain, but at least LATE_MOMENTS stages. Chains of fewer than STAGES_MIN stages
+ * have the bound of chain_states_bound.c.
  */
 enum { STAGES_MIN = 13, STAGES_MAX = 20000, LATE_MOMENTS = 30, EARLY_MOMENTS = 42, LATE_PARTS = 7 };
-/* No price, and no sum of prices, is more than so many times W / B; W * B stays below 2^PRODUCT_LOG2. */
-enum { PRICE_LOG2_MAX = 26, PRODUCT_LOG2 = 96 };
+_Static_assert(1 + LATE_MOMENTS + EARLY_MOMENTS <= CRN_MOMENTS_MAX, "too many moments");
+/* No price, and no sum of prices, is more than 2^PRICE_LOG2_MAX units of a price: 64 W / B. */
+enum { PRICE_LOG2_MAX = 26 };
 /* How far above the best bound the level is at first and in the end, in units of W; after how many steps it comes nearer. */
 #define LEVEL_FIRST 0.2
 #define LEVEL_LEAST 0.00002
 #define LEVEL_NEARER 0.7
 enum { PATIENCE = 10 };
+/* A rise by less than this part of the level counts as a failure. */
+#define RISE_LEAST 0.1
 /* How much of the direction of the last step stays in the next. */
 #define INERTIA 0.75
 
@@ -46,19 +51,10 @@ typedef struct search {
 
 /* ---- moments ---- */
 
-static int64_t least_backward_bytes(const crn_chain_model *model, int32_t l)
-{
-    const cairn_stage *stage = crn_stage(model, l);
-    int64_t least = INT64_MAX;
-    for (int32_t k = 0; k < stage->option_count; k++)
-        least = crn_min(least, crn_backward_bytes(model, l, &stage->options[k]));
-    return least;
-}
-
 /* False: backward l does not fit. */
 static bool add_moment(crn_moments *moments, int32_t l, int64_t available_bytes)
 {
-    int64_t room = available_bytes - least_backward_bytes(moments->model, l);
+    int64_t room = available_bytes - crn_least_backward_bytes(moments->model, l);
     if (room >= 0)
         moments->list[moments->count++] = (crn_moment){.stage = l, .room = crn_moments_units(moments, room) + 1};
     return room >= 0;
@@ -73,7 +69,7 @@ static bool add_groups(crn_moments *moments, int32_t low, int32_t high, int32_t 
         int32_t first = low + (int32_t)((int64_t)count * g / groups);
         int32_t last = low + (int32_t)((int64_t)count * (g + 1) / groups) - 1, tightest = last;
         for (int32_t l = last - 1; l >= first; l--)
-            if (least_backward_bytes(moments->model, l) > least_backward_bytes(moments->model, tightest))
+            if (crn_least_backward_bytes(moments->model, l) > crn_least_backward_bytes(moments->model, tightest))
                 tightest = l;
         if (!add_moment(moments, tightest, available_bytes))
             return false;
@@ -108,7 +104,8 @@ static bool evaluate(search *s, double *units)
     if (!crn_moments_evaluate(moments, &found))
         return false;
     *units = (double)found;
-    crn_wide ns = found > 0 ? ((crn_wide)found * (crn_wide)moments->forward_ns) >> CRN_MOMENTS_TIME_LOG2 : 0;
+    const crn_wide unit = (crn_wide)1 << CRN_MOMENTS_TIME_LOG2; /* of W; a makespan is a whole number: rounded up */
+    crn_wide ns = found > 0 ? ((crn_wide)found * (crn_wide)moments->forward_ns + unit - 1) / unit : 0;
     int64_t gained_ns = ns < (crn_wide)INT64_MAX ? (int64_t)ns : INT64_MAX;
     s->at->bound_ns = crn_max(s->at->bound_ns, crn_add_saturating(moments->model->work_ns, gained_ns));
     return true;
@@ -139,7 +136,7 @@ static bool find_first_price(search *s)
 static void take(search *s, double units)
 {
     crn_ascent *at = s->at;
-    at->failures = units > at->best_units + at->level / PATIENCE ? 0 : at->failures + 1;
+    at->failures = units > at->best_units + at->level * RISE_LEAST ? 0 : at->failures + 1;
     if (units <= at->best_units)
         return;
     at->best_units = units;
@@ -179,6 +176,12 @@ static bool begin(search *s)
     return true;
 }
 
+static void return_to_best(search *s)
+{
+    for (int32_t j = 0; j < s->moments.count; j++)
+        s->prices[j] = s->at->best[j];
+}
+
 /* Raises the bound until the level is near or time ends. */
 static void ascend(search *s)
 {
@@ -186,10 +189,9 @@ static void ascend(search *s)
     const double least = LEVEL_LEAST * (double)((int64_t)1 << CRN_MOMENTS_TIME_LOG2);
     if (!at->is_begun && !begin(s))
         return;
+    return_to_best(s);
     while (at->level > least) {
         double units;
-        for (int32_t j = 0; j < s->moments.count && at->failures == 0; j++)
-            s->prices[j] = at->best[j];
         if (!evaluate(s, &units))
             return;
         take(s, units);
@@ -198,6 +200,7 @@ static void ascend(search *s)
         if (at->failures >= PATIENCE) {
             at->level *= LEVEL_NEARER;
             at->failures = 0;
+            return_to_best(s);
         }
     }
     at->is_done = true;
@@ -215,9 +218,7 @@ static int64_t forward_ns_of(const crn_chain_model *model)
 
 static bool is_useful(const crn_moments *moments, int64_t available_bytes)
 {
-    if (moments->forward_ns == 0 || available_bytes < 0 || available_bytes >= moments->full_bytes)
-        return false;
-    return (crn_wide)moments->forward_ns * (crn_wide)moments->full_bytes >> PRODUCT_LOG2 == 0;
+    return moments->forward_ns > 0 && available_bytes >= 0 && available_bytes < moments->full_bytes;
 }
 
 static cairn_status ascend_with(const crn_task *task, crn_chain_model *model, crn_ascent *at, cairn_error *error)
@@ -226,7 +227,8 @@ static cairn_status ascend_with(const crn_task *task, crn_chain_model *model, cr
                 .moments = {.task = task,
                             .model = model,
                             .forward_ns = forward_ns_of(model),
-                            .full_bytes = crn_chain_full_bytes(model)},
+                            .full_bytes = crn_chain_full_bytes(model),
+                            .window = CRN_MOMENTS_WINDOW},
                 .at = at};
     int64_t available_bytes = at->budget_bytes - model->always_bytes;
     at->is_done = !is_useful(&s.moments, available_bytes) || !choose_moments(&s.moments, available_bytes);

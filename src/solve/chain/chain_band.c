@@ -20,7 +20,10 @@ static crn_cost saved_cost(const crn_prices *prices, const crn_priced *problem, 
     return least;
 }
 
-/* Upwards: the least cost up to each stage; false: stopped. A run that cannot be cheaper than the best so far ends the longer ones, too. */
+/*
+ * Upwards: the least cost up to each stage; false: stopped. A run that cannot be cheaper than the best so far ends the
+ * longer ones, too.
+ */
 static bool go_up(crn_band *band, const crn_task *task, const crn_prices *prices, const crn_priced *problem)
 {
     crn_band_place *at = band->places;

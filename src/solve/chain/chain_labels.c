@@ -1,6 +1,6 @@
 #include "solve/chain/chain_labels.h"
 
-/* So many labels are not exceeded with more than BUCKETS_LEAST for each stage. */
+/* With more than BUCKETS_LEAST buckets for each stage, a table has at most LABELS_MAX labels. */
 enum { LABELS_MAX = 3 << 18, BUCKETS_MOST = 1 << 14, BUCKETS_LEAST = 128, SCALE_LOG2 = 48 };
 
 /* What a stage takes beside its buckets, its labels and runs. */
@@ -290,14 +290,12 @@ cairn_status crn_labels_cut(crn_labels *labels, const crn_task *task, const crn_
 
 static int64_t part_of_the_way(int64_t from, int64_t to, int32_t part, int32_t parts)
 {
-    return from + (int64_t)((crn_cost)(to - from) * part / parts);
+    return from + (to - from) * part / parts; /* at most 2^36 times 2^24 */
 }
 
 void crn_labels_narrow(const crn_labels *labels, const crn_label_query *query, int64_t beside, crn_band *band)
 {
     int32_t place = query->problem.t - query->problem.s + 1;
-    if (labels->places[place].begin == labels->places[place].end)
-        return;
     const crn_label *label = &labels->list[labels->places[place].end - 1];
     while (place > 0) {
         const crn_label *before = &labels->list[label->index];

@@ -7,7 +7,8 @@
  *
  * At that price, a table with buckets for what paths keep finds a faster path. The next tables have their buckets closer
  * and closer beside what the fastest path keeps (chain_band.h), down to a part of m in BESIDE_LAST; then the same once more
- * with more buckets. A path that is known stays in the table, so none is slower than the one before.
+ * with more buckets. A table may lose the path that is known to a cheaper one that keeps more; the best plan so far stays the
+ * answer.
  *
  * Recomputed pieces may be such that not all of their saved sets fit: the path charges an estimate, and then they have
  * plans of their own, made in the same way with one table. As the estimate may be wrong, there are several ways to charge,
@@ -125,7 +126,10 @@ typedef struct way {
     int64_t parts;
 } way;
 
-/* The fastest path of a table, if there is one, is added to the pieces. What stops it, or the end of the work, keeps what there is. */
+/*
+ * Adds the fastest path of a table to the pieces, if there is one. Where it is stopped, or the work has ended, the plan is
+ * empty.
+ */
 static cairn_status find_path(search *c, way *w, int32_t buckets, int64_t beside, crn_plan *plan)
 {
     crn_label_query query = {w->problem, buckets, w->band};
@@ -191,14 +195,14 @@ static cairn_status try_table(search *c, problem *p, way *w, int32_t buckets, in
 {
     crn_plan plan;
     CRN_TRY(find_path(c, w, buckets, beside, &plan));
-    if (plan.count > 0 && w->problem.slack > 0)
+    if (w->problem.slack > 0)
         CRN_TRY(solve_pieces(c, p, &plan));
     consider(c, p, plan);
     return CAIRN_OK;
 }
 
 /* The first tables: of all that may be kept. The path of a small one leaves less for the next to look at. */
-static cairn_status begin(search *c, problem *p, way *w, crn_band *band)
+static cairn_status first_tables(search *c, problem *p, way *w, crn_band *band)
 {
     int64_t all = (int64_t)1 << CRN_SHARE_LOG2;
     cairn_status status = crn_band_make(band, c->task, &c->labels.prices, &w->problem, w->parts, c->error);
@@ -231,7 +235,7 @@ static cairn_status refine(search *c, problem *p, way *ways, int count)
         buckets = (int32_t)crn_min(4 * buckets, buckets_max);
         for (int i = 0; i < count; i++) {
             if (!ways[i].band)
-                CRN_TRY(begin(c, p, &ways[i], &c->bands[i]));
+                CRN_TRY(first_tables(c, p, &ways[i], &c->bands[i]));
             CRN_TRY(close_in(c, p, &ways[i], buckets));
         }
         steps = c->labels.steps - before;

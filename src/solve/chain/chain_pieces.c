@@ -45,7 +45,8 @@ int64_t crn_piece_save_bytes(const crn_chain_model *model, int32_t l, int32_t t,
     return crn_max(model->base[t] + crn_save_bytes(option), crn_backward_bytes(model, l, option));
 }
 
-int64_t crn_piece_pass_bytes(const crn_chain_model *model, int32_t first, int32_t last, int32_t t)
+/* What forward_keep first and forward_drop up to last need in (first, t). */
+static int64_t pass_bytes(const crn_chain_model *model, int32_t first, int32_t last, int32_t t)
 {
     int64_t peak = crn_keep_bytes(crn_stage(model, first));
     for (int32_t l = first + 1; l <= last; l++)
@@ -168,7 +169,7 @@ int64_t crn_halving_bytes(const crn_chain_model *model, int32_t s, int32_t t)
         crn_piece piece = halving_piece(model, s, t);
         int64_t here;
         if (piece.option == CRN_PIECE_RECOMPUTED)
-            here = crn_max(crn_piece_pass_bytes(model, s, piece.last, t), crn_halving_bytes(model, s, piece.last));
+            here = crn_max(pass_bytes(model, s, piece.last, t), crn_halving_bytes(model, s, piece.last));
         else
             here = crn_piece_save_bytes(model, s, t, &crn_stage(model, s)->options[piece.option]);
         needed = crn_max(needed, kept + here);

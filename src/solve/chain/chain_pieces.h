@@ -43,8 +43,6 @@ void crn_pieces_move_down(crn_pieces *pieces, size_t to, size_t from);
 int64_t crn_pieces_full_bytes(const crn_chain_model *model, int32_t s, int32_t t);
 /** What stage l needs in (l, t) to be saved and, while d[l] is current, to run backward. */
 int64_t crn_piece_save_bytes(const crn_chain_model *model, int32_t l, int32_t t, const cairn_stage_option *option);
-/** What forward_keep first and forward_drop up to last need in (first, t). */
-int64_t crn_piece_pass_bytes(const crn_chain_model *model, int32_t first, int32_t last, int32_t t);
 /** Time beyond the least of each stage; INT64_MAX: that, or more. */
 int64_t crn_pieces_extra_ns(const crn_chain_model *model, const crn_pieces *pieces, crn_plan plan);
 cairn_status crn_pieces_emit(const crn_chain_model *model, const crn_pieces *pieces, crn_plan plan,

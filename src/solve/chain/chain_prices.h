@@ -10,6 +10,7 @@
 
 #include "solve/chain/chain_model.h"
 
+/* Signed: differences of costs may be below 0. */
 __extension__ typedef __int128 crn_cost;
 
 #define CRN_COST_MAX ((crn_cost)1 << 125)

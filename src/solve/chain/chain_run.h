@@ -14,7 +14,7 @@ typedef struct crn_run {
     int64_t ns;                        /* their forwards */
 } crn_run;
 
-/** One stage more, of which there are some, if the run may be that long and fits by itself. At first it is last + 1..last. */
+/** One stage more, of which there are some, if the run may be that long and fits by itself. It begins as last + 1..last. */
 static inline bool crn_run_lengthen(const crn_prices *prices, const crn_priced *problem, crn_run *run)
 {
     const crn_chain_model *model = prices->model;

@@ -4,6 +4,8 @@
 
 /* At most so many pieces wait at a time; what is left when there are more is recomputed whole. */
 enum { PIECES_MAX = 128 };
+/* Nodes that the choice of cuts may look at, for each event that a sequence has room for; some 2 are usual. */
+enum { LOOKS_MAX = 32 };
 /* Cuts at a time that an estimate of the work counts on, and how many such cuts take what the average one takes. */
 enum { CUTS_MAX = 4, CHEAP_CUTS = 4 };
 /* Budgets of the search: by bisection, then between what it ends at and the least peak; and those of crn_sweep_nth. */
@@ -32,6 +34,7 @@ struct crn_sweep {
     int64_t cheap_bytes;            /* what a cheap cut takes */
     piece waiting[PIECES_MAX + 1];  /* pieces whose cut is kept; then the one that is resident */
     int32_t waiting_count;
+    int64_t looks;      /* nodes looked at so far, of one sequence */
     int64_t room_bytes; /* the budget without what is always resident */
     int64_t lower_bytes;
     int tries;
@@ -279,6 +282,7 @@ static piece best_rest(crn_sweep *w, piece p)
     piece best = {p.end - 1, p.end, p.kept_bytes};
     bool best_returns = false;
     int64_t least = INT64_MAX, held = 0, need = 0, room = w->room_bytes - p.kept_bytes;
+    w->looks += p.end - p.begin;
     find_live(w, p.begin, p.end);
     find_left(w, p);
     for (int32_t c = p.end - 1; c > p.begin && need <= room; c--) {
@@ -325,7 +329,7 @@ static bool bring_back(crn_sweep *w, int32_t front, crn_sequence *sequence)
             if (w->again[v] && !put(sequence, v))
                 return false;
         divide(w, p);
-        return true;
+        return w->looks / LOOKS_MAX <= (int64_t)sequence->capacity;
     }
     return true;
 }
@@ -334,6 +338,7 @@ bool crn_sweep_run(crn_sweep *w, int64_t budget_bytes, crn_sequence *sequence)
 {
     const crn_graph_model *model = w->model;
     sequence->count = w->waiting_count = 0;
+    w->looks = 0;
     w->room_bytes = budget_bytes - model->fixed_bytes;
     for (int32_t v = 0; v < w->backward_begin; v++)
         if (!put(sequence, v))

@@ -24,11 +24,14 @@
 
 typedef struct crn_sweep crn_sweep;
 
-/** All memory is the arena's. backward_begin: first backward node. lower_bytes: what every schedule needs. NULL: no memory. */
+/**
+ * All memory is the arena's. backward_begin: the first backward node. lower_bytes: what every schedule needs. NULL: no
+ * memory.
+ */
 crn_sweep *crn_sweep_new(const crn_graph_model *model, int32_t backward_begin, int64_t lower_bytes, crn_arena *arena);
 /**
  * The sequence whose cuts are chosen for a budget; its peak may be above it, where the forward in a row takes more. False:
- * it is longer than there is room for.
+ * it is longer than there is room for, or its cuts take too long.
  */
 bool crn_sweep_run(crn_sweep *sweep, int64_t budget_bytes, crn_sequence *sequence);
 /** The i-th sequence for a budget: of ever fewer bytes and ever more recomputations. False: there is none. */

@@ -408,7 +408,7 @@ static cairn_status joint_solve(const crn_task *task, void *session, int64_t bud
 static int64_t joint_memory(const crn_task *task)
 {
     int64_t n = cairn_problem_chain(task->problem)->stage_count;
-    return (CRN_JOINT_POOL + 2) * crn_transfer_memory(task, 8 * n + 64) + (1 << 20);
+    return (crn_joint_pool_size(task) + 2) * crn_transfer_memory(task, 8 * n + 64) + (1 << 20);
 }
 
 /* Of the usual rounds: more of them, or a time limit, are asked for by somebody who wants to wait. */

@@ -165,7 +165,8 @@ static int64_t joint_memory(const crn_task *task)
 {
     const crn_solver *search = crn_solver_find("graph-search");
     int64_t nodes = cairn_problem_graph(task->problem)->node_count;
-    return (CRN_JOINT_POOL + 2) * crn_transfer_memory(task, 4 * nodes + 64) + search->memory(task) + (1 << 20);
+    return (crn_joint_pool_size(task) + 2) * crn_transfer_memory(task, 4 * nodes + 64) + search->memory(task) +
+           (1 << 20);
 }
 
 /* Measured: ten seconds or more for graphs of some hundred nodes, of which the larger ones get fewer rounds. */

@@ -80,7 +80,7 @@ static cairn_status offer_fit(crn_joint_search *search, crn_fit *fit, cairn_erro
 /* Keeps the entry among the best; those of equal makespan and length are taken to be the same. */
 static void keep(crn_joint_search *search, crn_joint_entry *entry)
 {
-    int32_t at = search->pool_count;
+    int32_t at = search->pool_count, size = crn_joint_pool_size(search->task);
     for (int32_t i = 0; i < search->pool_count; i++)
         if (search->pool[i].fit->best_ns == entry->fit->best_ns && search->pool[i].count == entry->count) {
             free_entry(search, entry);
@@ -88,11 +88,11 @@ static void keep(crn_joint_search *search, crn_joint_entry *entry)
         }
     while (at > 0 && search->pool[at - 1].fit->best_ns > entry->fit->best_ns)
         at--;
-    if (at == CRN_JOINT_POOL) {
+    if (at == size) {
         free_entry(search, entry);
         return;
     }
-    if (search->pool_count == CRN_JOINT_POOL)
+    if (search->pool_count == size)
         free_entry(search, &search->pool[--search->pool_count]);
     memmove(search->pool + at + 1, search->pool + at, (size_t)(search->pool_count - at) * sizeof(*entry));
     search->pool[at] = *entry;
@@ -333,11 +333,38 @@ static cairn_status improve_entry(crn_joint_search *search, int32_t at, int64_t 
     return CAIRN_OK;
 }
 
+/* The best lists first; of equal ones the one that was before. */
+static void sort_pool(crn_joint_search *search)
+{
+    for (int32_t i = 1; i < search->pool_count; i++) {
+        crn_joint_entry entry = search->pool[i];
+        int32_t at = i;
+        for (; at > 0 && search->pool[at - 1].fit->best_ns > entry.fit->best_ns; at--)
+            search->pool[at] = search->pool[at - 1];
+        search->pool[at] = entry;
+    }
+}
+
+/* Under a time limit, the worse half of the lists is left out when half of the time has passed, and so on. */
+static void leave_out(crn_joint_search *search, int64_t *halved_ns)
+{
+    int64_t now_ns = crn_clock_ns();
+    if (search->task->deadline_ns == CAIRN_NONE || now_ns < *halved_ns)
+        return;
+    sort_pool(search);
+    if (*halved_ns > 0)
+        for (int32_t left = (search->pool_count + 1) / 2; search->pool_count > left;)
+            free_entry(search, &search->pool[--search->pool_count]);
+    *halved_ns = now_ns + (search->task->deadline_ns - now_ns) / 2;
+}
+
 /* Rounds are shared out a chunk at a time, the better half of the lists getting twice as many. */
 cairn_status crn_joint_improve(crn_joint_search *search, int64_t rounds, crn_answer *answer, cairn_error *error)
 {
     int64_t polishing = search->task->deadline_ns == CAIRN_NONE ? crn_mul_saturating(POLISH, rounds) : 1000;
-    while (rounds > 0 && search->pool_count > 0 && search->best_ns > search->bound_ns)
+    int64_t halved_ns = 0;
+    while (rounds > 0 && search->pool_count > 0 && search->best_ns > search->bound_ns) {
+        leave_out(search, &halved_ns);
         for (int32_t i = 0; i < search->pool_count && rounds > 0; i++) {
             int64_t chunk = crn_max(1, CHUNK_WORK / (80 * size_of(&search->pool[i]) + 1));
             chunk = crn_min(rounds, 2 * i < search->pool_count ? 2 * chunk : chunk);
@@ -348,6 +375,7 @@ cairn_status crn_joint_improve(crn_joint_search *search, int64_t rounds, crn_ans
                 return CAIRN_OK;
             }
         }
+    }
     return polish(search, polishing, error);
 }
 

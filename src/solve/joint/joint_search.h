@@ -11,7 +11,13 @@
 
 #include "solve/joint/joint_fit.h"
 
-enum { CRN_JOINT_POOL = 6 };
+/** How many lists are improved: with a time limit more at first, of which ever fewer are left as it passes. */
+enum { CRN_JOINT_POOL = 6, CRN_JOINT_POOL_TIMED = 16 };
+
+static inline int32_t crn_joint_pool_size(const crn_task *task)
+{
+    return task->deadline_ns == CAIRN_NONE ? CRN_JOINT_POOL : CRN_JOINT_POOL_TIMED;
+}
 
 /** A list without transfers, and what of it is offloaded. */
 typedef struct crn_joint_entry {
@@ -27,7 +33,7 @@ typedef struct crn_joint_search {
     int64_t bound_ns;     /* nothing is faster */
     cairn_builder *best;  /* of all so far */
     int64_t best_ns, best_peak_bytes;
-    crn_joint_entry pool[CRN_JOINT_POOL]; /* the best lists first, until one is replaced */
+    crn_joint_entry pool[CRN_JOINT_POOL_TIMED]; /* the best lists first, until one is replaced */
     int32_t pool_count;
     bool cut_short;  /* somebody who was asked: what was not found may be there */
     uint64_t seed;   /* of the next list */

@@ -1,8 +1,8 @@
 /*
  * How fast long problems and schedules are written and read, and in how much memory: a chain of a million stages, a
- * graph of half a million nodes, the chain's store-all schedule, and a stage with 100 MB of provenance. Prints one line per file and direction: its size,
- * the processor's time (best of three), megabytes a second, and the most memory that the call had at once beside the
- * text, as a multiple of the text.
+ * graph of half a million nodes, the chain's store-all schedule, and a stage with 92 MB of provenance. Prints one line
+ * per file and direction: its size, the processor's time (best of three), megabytes a second, and the most memory that
+ * the call had at once beside the text, as a multiple of the text.
  *
  *     bench_files [--quick]
  */

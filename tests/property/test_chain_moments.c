@@ -70,7 +70,7 @@ static cairn_info solve(const cairn_problem *problem, const char *solver, int64_
 
 /* ---- the least cost, by trying all states ---- */
 
-enum { STAGES_MAX = 7, MOMENTS_MAX = 4, NEVER_LOG2 = 60, UNIT_LOG2 = 12 };
+enum { STAGES_MAX = 7, MOMENTS_MAX = 4, NEVER_LOG2 = 60, UNIT_LOG2 = CRN_MOMENTS_PRICE_SHIFT };
 
 /* A choice of states: state[j][l] of stage l at moment j, and whether l runs in interval j. */
 typedef struct choice {

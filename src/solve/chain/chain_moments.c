@@ -30,9 +30,6 @@ _Static_assert((int)STATES_MAX <= (int)STATE_MASK && (int)EARLIER <= (int)KIND_M
 /* More than any cost; two of them can be added. */
 #define NEVER (INT64_MAX / 4)
 
-/* The price of `bytes` units: price * bytes >> PRICE_SHIFT units of time. */
-enum { PRICE_SHIFT = CRN_MOMENTS_PRICE_LOG2 - (CRN_MOMENTS_TIME_LOG2 - CRN_MOMENTS_BYTES_LOG2) };
-
 typedef struct crn_moments_stage {
     int32_t last;               /* the latest of its moments */
     int64_t again;              /* a forward more; NEVER: it must not run again */
@@ -124,7 +121,7 @@ static int32_t first_of_window(const crn_moments *moments, const crn_moments_sta
 
 static int64_t priced(const crn_moment *moment, int64_t bytes)
 {
-    return bytes > moment->room ? NEVER : moment->price * bytes >> PRICE_SHIFT;
+    return bytes > moment->room ? NEVER : moment->price * bytes >> CRN_MOMENTS_PRICE_SHIFT;
 }
 
 static void price_states(const crn_moments *moments, const crn_moments_stage *stage, int32_t j, int64_t *prices)
@@ -439,7 +436,7 @@ static int64_t price_of_room(const crn_moments *moments)
 {
     crn_wide sum = 0;
     for (int32_t j = 0; j < moments->count; j++)
-        sum += (((crn_wide)moments->list[j].price * (crn_wide)moments->list[j].room) >> PRICE_SHIFT) + 1;
+        sum += (((crn_wide)moments->list[j].price * (crn_wide)moments->list[j].room) >> CRN_MOMENTS_PRICE_SHIFT) + 1;
     return (int64_t)sum;
 }
 

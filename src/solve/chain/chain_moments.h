@@ -38,7 +38,9 @@ enum {
     CRN_MOMENTS_OPTIONS_MAX = 3,
     CRN_MOMENTS_TIME_LOG2 = 40,
     CRN_MOMENTS_BYTES_LOG2 = 32,
-    CRN_MOMENTS_PRICE_LOG2 = 20
+    CRN_MOMENTS_PRICE_LOG2 = 20,
+    /* A price times units of bytes, shifted right by so much, is in units of time. */
+    CRN_MOMENTS_PRICE_SHIFT = CRN_MOMENTS_PRICE_LOG2 - (CRN_MOMENTS_TIME_LOG2 - CRN_MOMENTS_BYTES_LOG2)
 };
 
 typedef struct crn_moment {

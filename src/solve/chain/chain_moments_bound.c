@@ -43,7 +43,6 @@ enum { PATIENCE = 10 };
 #define INERTIA 0.75
 
 typedef struct search {
-    const crn_task *task;
     crn_moments moments;
     crn_ascent *at;
     double prices[CRN_MOMENTS_MAX];
@@ -133,15 +132,20 @@ static bool find_first_price(search *s)
     return runs;
 }
 
+/* The prices at hand are the best. */
+static void keep(search *s, double units)
+{
+    s->at->best_units = units;
+    for (int32_t j = 0; j < s->moments.count; j++)
+        s->at->best[j] = s->prices[j];
+}
+
 static void take(search *s, double units)
 {
     crn_ascent *at = s->at;
     at->failures = units > at->best_units + at->level * RISE_LEAST ? 0 : at->failures + 1;
-    if (units <= at->best_units)
-        return;
-    at->best_units = units;
-    for (int32_t j = 0; j < s->moments.count; j++)
-        at->best[j] = s->prices[j];
+    if (units > at->best_units)
+        keep(s, units);
 }
 
 /* A step towards the level, along what room is exceeded now and was before. False: there is nowhere to go. */
@@ -155,8 +159,7 @@ static bool move(search *s, double units)
     }
     if (scale <= 0)
         return false;
-    double step = (s->at->best_units + s->at->level - units) / scale *
-                  (double)(1 << (CRN_MOMENTS_PRICE_LOG2 - CRN_MOMENTS_TIME_LOG2 + CRN_MOMENTS_BYTES_LOG2));
+    double step = (s->at->best_units + s->at->level - units) / scale * (double)(1 << CRN_MOMENTS_PRICE_SHIFT);
     for (int32_t j = 0; j < moments->count; j++)
         s->prices[j] = fmax(0, s->prices[j] + step * direction[j]);
     return true;
@@ -170,9 +173,7 @@ static bool begin(search *s)
         return false;
     at->is_begun = true;
     at->level = LEVEL_FIRST * (double)((int64_t)1 << CRN_MOMENTS_TIME_LOG2);
-    at->best_units = units;
-    for (int32_t j = 0; j < s->moments.count; j++)
-        at->best[j] = s->prices[j];
+    keep(s, units);
     return true;
 }
 
@@ -223,8 +224,7 @@ static bool is_useful(const crn_moments *moments, int64_t available_bytes)
 
 static cairn_status ascend_with(const crn_task *task, crn_chain_model *model, crn_ascent *at, cairn_error *error)
 {
-    search s = {.task = task,
-                .moments = {.task = task,
+    search s = {.moments = {.task = task,
                             .model = model,
                             .forward_ns = forward_ns_of(model),
                             .full_bytes = crn_chain_full_bytes(model),

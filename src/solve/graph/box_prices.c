@@ -13,8 +13,9 @@
 #include "solve/graph/box_program.h"
 
 /*
- * CHUNK: the prices are judged after so many iterations, so that judging takes a small part of the time. LAGGING_MAX: it ends after so
- * many chunks in a row that hardly raise the bound. HOPE_ITERATIONS: from then on the bound shows whether there is hope.
+ * CHUNK: the prices are judged after so many iterations, so that judging takes a small part of the time. LAGGING_MAX: the
+ * search ends after so many chunks in a row that hardly raise the bound. HOPE_ITERATIONS: from then on the bound shows
+ * whether the program can be solved well.
  */
 enum { CHUNK = 64, LAGGING_MAX = 4, HOPE_ITERATIONS = 256 };
 

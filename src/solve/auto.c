@@ -14,7 +14,7 @@
  * are for a solver that is asked alone (baselines.h); then those that cover others and will end in time, by their
  * estimate; then those that improve their answer until time ends, with all that is left, so that they have as much as
  * when they are asked alone; then, while there is time, the others, the cheapest first. Where one starts from what others
- * find, these share half of the time, and it gets the rest; where they took next to nothing, it asks them again itself.
+ * find, these share half of the time, and it gets the rest; a caller who asks that one gets the same (session.c).
  */
 #include <stdio.h>
 #include <string.h>
@@ -26,11 +26,10 @@
 #include "solve/solver.h"
 
 /*
- * One of so many parts of the time left. BOUND_SHARE: for the bound, before anybody is asked. AGAIN_SHARE: others that have
- * taken less are asked again. REST_SHARE: for who comes after one that should end in time, as its work is an estimate.
- * LAST_SHARE: for one that starts from what others find.
+ * One of so many parts of the time left. BOUND_SHARE: for the bound, before anybody is asked. REST_SHARE: for who comes
+ * after one that should end in time, as its work is an estimate. LAST_SHARE: for one that starts from what others find.
  */
-enum { BOUND_SHARE = 8, AGAIN_SHARE = 8, REST_SHARE = 8, LAST_SHARE = 2 };
+enum { BOUND_SHARE = 8, REST_SHARE = 8, LAST_SHARE = 2 };
 
 /* With a time limit, those that would take so many times of what is left are not asked while there is an answer;
  * estimates are of the worst case. */
@@ -112,7 +111,6 @@ typedef struct search {
     int rank;            /* the highest of those that answered for all of their class */
     cairn_status failed; /* why a candidate gave nothing */
     int64_t pool_end_ns; /* until when baselines may take time; CAIRN_NONE = none was asked, or there is no limit */
-    int64_t begin_ns;    /* when the first one was asked */
     int64_t half_end_ns; /* the same of those whose answers another one starts from */
     crn_shared_session shared; /* what that one asks for more budgets */
     char asked[CAIRN_REASON_MAX], left_out[CAIRN_REASON_MAX];
@@ -251,16 +249,6 @@ static int64_t begin_of_last(const crn_task *task, const crn_candidate *last)
     return pays ? crn_task_part(task, LAST_SHARE).deadline_ns : crn_task_but_part(task, REST_SHARE).deadline_ns;
 }
 
-/*
- * Whether the others took so little that the last one better asks them again, and searches as it does when it is asked
- * alone: from other lists, its search ends elsewhere.
- */
-static bool were_quick(const search *s)
-{
-    int64_t now_ns = crn_clock_ns();
-    return now_ns - s->begin_ns <= (s->task->deadline_ns - now_ns) / AGAIN_SHARE;
-}
-
 /* Whether the last one asks its session for more budgets. */
 static bool is_shared(const crn_auto *session, const crn_candidate *c)
 {
@@ -292,7 +280,7 @@ static crn_task part_for(search *s, const crn_auto *session, int i)
     const crn_candidate *last = &session->candidates[session->count - 1];
     bool waits = last->turn == CRN_TURN_LAST && !last->is_asked && fits_memory(s->task, last);
     crn_task part = *s->task;
-    if (session->candidates[i].turn == CRN_TURN_LAST && s->best->found && !were_quick(s)) {
+    if (session->candidates[i].turn == CRN_TURN_LAST && s->best->found) {
         part.known = s->best->builder;
         part.known_list = s->plain_ns < INT64_MAX && s->plain_ns != s->replay.makespan_ns ? s->plain : NULL;
         part.shared = s->shared.solver ? &s->shared : NULL;
@@ -394,7 +382,6 @@ static cairn_status auto_solve(const crn_task *task, void *state, int64_t budget
                 .budget_bytes = budget_bytes,
                 .best = answer,
                 .plain_ns = INT64_MAX,
-                .begin_ns = crn_clock_ns(),
                 .pool_end_ns = CAIRN_NONE,
                 .half_end_ns = CAIRN_NONE};
     cairn_status status = search_all(&s, state, error);

@@ -174,15 +174,27 @@ static cairn_status store_all(crn_session *session, cairn_error *error)
     return CAIRN_OK;
 }
 
+/*
+ * One that starts from what all others find has to share its time with them. With a time limit auto does that for it: it
+ * asks the others first, and this one with what is left.
+ */
+static const crn_solver *who_answers(const crn_session *session)
+{
+    const crn_solver *solver = session->solver;
+    bool shares = solver->rank == CRN_RANK_ALL && solver->is_anytime && !session->settings.minimize_memory;
+    return shares && session->task.deadline_ns != CAIRN_NONE ? crn_solver_find("auto") : solver;
+}
+
 static cairn_status begin(crn_session *session, const cairn_options *options, cairn_error *error)
 {
-    session->solver = crn_solver_find(session->settings.solver);
+    session->solver = session->asked = crn_solver_find(session->settings.solver);
     session->task.bounds = &session->bounds;
     if (!session->solver)
         return crn_fail(error, CAIRN_BAD_INPUT, "there is no solver \"%s\"", session->settings.solver);
     CRN_TRY(crn_solver_accepts(session->solver, &session->task, error));
     CRN_TRY(crn_options_check(options, session->solver, &session->task, error));
     CRN_TRY(check_memory(session, error));
+    session->asked = who_answers(session);
     CRN_TRY(crn_session_make_team(session, error));
     CRN_TRY(store_all(session, error));
     return crn_least_lower(&session->task, &session->least.lower_bytes, error);
@@ -206,7 +218,7 @@ cairn_status crn_session_begin(crn_session *session, const cairn_env *env, const
 
 void crn_session_end(crn_session *session)
 {
-    crn_solver_close(session->solver, &session->task, session->state);
+    crn_solver_close(session->asked, &session->task, session->state);
     session->state = NULL;
     crn_bounds_forget(&session->task);
     crn_team_free(session->task.team);
@@ -215,7 +227,7 @@ void crn_session_end(crn_session *session)
 
 cairn_status crn_session_open(crn_session *session, const crn_task *task, cairn_error *error)
 {
-    return session->state ? CAIRN_OK : crn_solver_open(session->solver, task, &session->state, error);
+    return session->state ? CAIRN_OK : crn_solver_open(session->asked, task, &session->state, error);
 }
 
 /* ---- least memory ---- */
@@ -235,7 +247,7 @@ static void merge_least(crn_least *general, const crn_least *own)
 /* A solver that was asked and had no time to open is opened for this question alone, which costs no tables. */
 static cairn_status find_least(crn_session *session, cairn_error *error)
 {
-    const crn_solver *solver = session->solver;
+    const crn_solver *solver = session->asked;
     crn_least own = {CAIRN_NONE, false, CAIRN_NONE, false};
     crn_task question = session->task;
     bool is_apart = session->answered && !session->state;

@@ -16,12 +16,13 @@ typedef struct crn_session {
     crn_meter meter;
     crn_settings settings;
     crn_task task;
-    const crn_solver *solver;
-    void *state;      /* the solver's, once it is open; NULL where it needs none */
-    bool answered;    /* a budget, at least */
-    int64_t begun_ns; /* what it takes from then on counts with the first answer */
-    bool cancelled;   /* the caller's poll asked to stop */
-    bool polled;      /* the caller's poll was called, at polled_ns */
+    const crn_solver *solver; /* whom the caller asks */
+    const crn_solver *asked;  /* who answers: the same, or auto where that shares the time for it */
+    void *state;              /* of who answers, once that is open; NULL where it needs none */
+    bool answered;            /* a budget, at least */
+    int64_t begun_ns;         /* what it takes from then on counts with the first answer */
+    bool cancelled;           /* the caller's poll asked to stop */
+    bool polled;              /* the caller's poll was called, at polled_ns */
     int64_t polled_ns;
     int64_t store_all_bytes, store_all_ns;
     int64_t judging_ns; /* what is set aside of the time limit, for judging answers */

@@ -60,7 +60,7 @@ void cairn_info_clear(cairn_info *info)
 /* What the solver may have of the time: all but the bound's, where it does not see to that itself. */
 static crn_task solver_part(const crn_session *session)
 {
-    bool sees = session->solver->has_own_bound || strcmp(session->solver->info.name, "auto") == 0;
+    bool sees = session->asked->has_own_bound || strcmp(session->asked->info.name, "auto") == 0;
     return sees || session->settings.minimize_memory ? session->task : crn_task_but_part(&session->task, BOUND_SHARE);
 }
 
@@ -69,7 +69,9 @@ static cairn_status ask_alone(crn_session *session, const crn_task *part, int64_
 {
     cairn_status status = crn_session_open(session, part, error);
     if (status == CAIRN_OK)
-        status = session->solver->solve(part, session->state, budget_bytes, answer, error);
+        status = session->asked->solve(part, session->state, budget_bytes, answer, error);
+    if (session->asked != session->solver)
+        answer->solver = NULL; /* the schedule is its own, whoever found it: the reason says who did */
     if (status != CAIRN_CANCELLED || session->cancelled)
         return status;
     answer->found = false;
@@ -83,7 +85,7 @@ static cairn_status ask_beside_baselines(crn_session *session, const crn_task *p
 {
     crn_answer other;
     CRN_TRY(crn_answer_init(&other, part, error));
-    cairn_status status = crn_baselines_solve(part, session->solver, budget_bytes, &other, error);
+    cairn_status status = crn_baselines_solve(part, session->asked, budget_bytes, &other, error);
     if (status == CAIRN_OK)
         status = ask_alone(session, part, budget_bytes, answer, error);
     if (status == CAIRN_OK && answer->stopped_early)
@@ -95,7 +97,7 @@ static cairn_status ask_beside_baselines(crn_session *session, const crn_task *p
 static cairn_status ask_solver(crn_session *session, int64_t budget_bytes, crn_answer *answer, cairn_error *error)
 {
     const crn_task part = solver_part(session);
-    cairn_status status = crn_may_be_cut(session->solver, &part)
+    cairn_status status = crn_may_be_cut(session->asked, &part)
                               ? ask_beside_baselines(session, &part, budget_bytes, answer, error)
                               : ask_alone(session, &part, budget_bytes, answer, error);
     if (status == CAIRN_OK && !answer->found && session->cancelled)

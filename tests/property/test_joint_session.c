@@ -6,6 +6,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -249,6 +250,24 @@ static void what_cannot_be_copied_leaves_the_best_as_it_is(void **state)
     end(&f);
 }
 
+/* By name with a time limit, it has auto share the time among all; the answer is its own all the same. */
+static void with_a_time_limit_the_others_are_asked_first(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < 4; seed++) {
+        cairn_problem *problem = problem_of(seed);
+        const char *name = seed % 2 == 0 ? "joint-chain" : "joint-graph";
+        cairn_limits limits = test_limits(problem, test_options("store-all", -1, "threads=1"));
+        int64_t budget_bytes = (limits.least_lower_bytes + limits.store_all_bytes) / 2;
+        cairn_info info = test_solve(problem, test_options(name, budget_bytes, "threads=1 time-limit=200ms"), NULL);
+        assert_string_equal(info.solver, name);
+        assert_true(info.outcome == CAIRN_OUTCOME_OPTIMAL || info.outcome == CAIRN_OUTCOME_FEASIBLE);
+        assert_non_null(strstr(info.reason, "asked: store-all, "));
+        cairn_info_clear(&info);
+        cairn_problem_free(problem);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -257,6 +276,7 @@ int main(void)
         cmocka_unit_test(a_search_for_the_least_that_failed_is_made_again),
         cmocka_unit_test(what_cannot_be_copied_leaves_the_best_as_it_is),
         cmocka_unit_test(polishing_a_long_schedule_polls),
+        cmocka_unit_test(with_a_time_limit_the_others_are_asked_first),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -466,11 +466,12 @@ static int64_t dp_memory(const crn_task *task)
            2 * crn_offload_plan_memory(task);
 }
 
+/* Measured where no state dominates another: a third of a nanosecond for each pair. */
 static int64_t dp_work(const crn_task *task)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     int64_t made = 2 * (int64_t)states_of(chain) * most_options(chain);
-    return chain->stage_count * made * made / 2;
+    return chain->stage_count * made * made / 3;
 }
 
 const crn_solver crn_offload_dp_solver = {

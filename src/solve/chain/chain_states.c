@@ -1,0 +1,318 @@
+/*
+ * States of a short chain; see chain_states.h.
+ *
+ * The least time that is left is that of all backwards, with the forward that each needs, and of forwards that run twice.
+ * Stages of which nothing is resident lie in runs between those of which something is. Before the backward of the stage
+ * that a run leads to, all stages of the run go forward. Those whose saved set is not resident when that backward runs go
+ * forward again. The memory beside that backward, and beside the saved sets that wait for theirs, limits how many can be
+ * resident: a knapsack, whose fractional optimum bounds the time of the forwards that are avoided.
+ */
+#include "solve/chain/chain_states.h"
+
+/*
+ * What is resident of a stage: nothing; a[l]; A_k[l], which waits for its backward; or A_k[l] in the place of a[l], which
+ * is dropped before its backward.
+ */
+enum { NONE, OUTPUT, SAVED, PASSING = SAVED + CRN_STATES_OPTIONS_MAX };
+
+enum { CODE_BITS = 3, CODE_MASK = (1 << CODE_BITS) - 1, NEXT_SHIFT = CODE_BITS * CRN_STATES_STAGES_MAX };
+
+_Static_assert(PASSING + CRN_STATES_OPTIONS_MAX <= CODE_MASK + 1, "a code fits");
+_Static_assert(CRN_STATES_STAGES_MAX >> (64 - NEXT_SHIFT) == 0, "so does the next backward");
+
+/* ---- places ---- */
+
+int32_t crn_chain_states_next_backward(crn_place at)
+{
+    return (int32_t)(at >> NEXT_SHIFT);
+}
+
+static crn_place with_next_backward(crn_place at, int32_t c)
+{
+    return (at & (((crn_place)1 << NEXT_SHIFT) - 1)) | (crn_place)c << NEXT_SHIFT;
+}
+
+static int32_t code_of(crn_place at, int32_t l)
+{
+    return (int32_t)(at >> CODE_BITS * (l - 1) & CODE_MASK);
+}
+
+static crn_place with_code(crn_place at, int32_t l, int32_t code)
+{
+    const int shift = CODE_BITS * (l - 1);
+    return (at & ~((crn_place)CODE_MASK << shift)) | (crn_place)code << shift;
+}
+
+/* Whether A_k[l] waits for its backward. */
+static bool is_saved(crn_place at, int32_t l)
+{
+    return code_of(at, l) >= SAVED && code_of(at, l) < PASSING;
+}
+
+static bool has_input(crn_place at, int32_t l)
+{
+    return l == 1 || code_of(at, l - 1) != NONE;
+}
+
+static const cairn_stage *stage_at(const crn_chain_states *s, int32_t l)
+{
+    return &s->chain->stages[l - 1];
+}
+
+static const cairn_stage_option *option_of(const crn_chain_states *s, int32_t l, int32_t code)
+{
+    return &stage_at(s, l)->options[code < PASSING ? code - SAVED : code - PASSING];
+}
+
+/* The bytes of a value of stage l, by its code. */
+static int64_t bytes_of(const crn_chain_states *s, int32_t l, int32_t code)
+{
+    if (code >= SAVED)
+        return option_of(s, l, code)->saved_bytes;
+    return code == OUTPUT ? stage_at(s, l)->output_bytes : 0;
+}
+
+static int64_t grad_bytes(const crn_chain_states *s, int32_t l)
+{
+    return l > 0 ? stage_at(s, l)->grad_bytes : s->chain->input_grad_bytes;
+}
+
+/* ---- the least time that is left ---- */
+
+/* The most time that saving some of the stages first..c-1 spares, within so many bytes. */
+static int64_t spared_ns(const crn_chain_states *s, int32_t first, int32_t c, int64_t room_bytes)
+{
+    int64_t spared = 0;
+    for (int32_t i = 0; i < s->n; i++) {
+        int32_t l = s->by_price[i];
+        if (l < first || l >= c)
+            continue;
+        const crn_stage_times *t = &s->times[l];
+        if (t->kept_bytes > room_bytes)
+            return spared + (room_bytes > 0
+                                 ? (int64_t)((crn_wide)t->again_ns * (crn_wide)room_bytes / (crn_wide)t->kept_bytes) + 1
+                                 : 0);
+        room_bytes -= t->kept_bytes;
+        spared += t->again_ns;
+    }
+    return spared;
+}
+
+/* What backward l takes with an option beside the gradients that are there. */
+static int64_t backward_bytes(const crn_chain_states *s, int32_t l, const cairn_stage_option *option)
+{
+    int64_t result = grad_bytes(s, l - 1) + stage_at(s, l)->weight_grad_bytes;
+    return option->saved_bytes + crn_max(0, result + option->backward_workspace_bytes);
+}
+
+int64_t crn_chain_states_left_ns(const crn_chain_states *s, crn_place at)
+{
+    const int32_t c = crn_chain_states_next_backward(at);
+    int64_t ns = 0, run_ns = 0; /* of the forwards of the run so far */
+    int64_t held_bytes = 0;     /* until backward l: saved sets of stages before l, and what these need */
+    int32_t first = 1;          /* of the run */
+    for (int32_t l = 1; l <= c; l++) {
+        const crn_stage_times *t = &s->times[l];
+        const cairn_stage_option *option = is_saved(at, l) ? option_of(s, l, code_of(at, l)) : NULL;
+        if (option && l > 1 && !is_saved(at, l - 1))
+            held_bytes += s->times[l - 1].value_bytes;
+        int64_t needed_bytes = option ? backward_bytes(s, l, option) : t->backward_bytes;
+        int64_t room_bytes = s->budget_bytes - s->gradients_bytes[l] - needed_bytes - held_bytes;
+        if (room_bytes < 0)
+            return INT64_MAX;
+        ns = crn_add_saturating(ns, option ? option->backward_ns : t->once_ns);
+        if (code_of(at, l) == NONE && l < c) {
+            run_ns = crn_add_saturating(run_ns, t->again_ns);
+            continue;
+        }
+        if (run_ns > 0)
+            ns = crn_add_saturating(ns, run_ns - crn_min(run_ns, spared_ns(s, first, l, room_bytes)));
+        run_ns = 0;
+        first = l + 1;
+        held_bytes += option ? option->saved_bytes : 0;
+    }
+    return ns;
+}
+
+/* ---- steps ---- */
+
+typedef struct leaving {
+    const crn_chain_states *s;
+    crn_state from;
+    crn_chain_states_reach reach;
+    void *context;
+} leaving;
+
+/* Whether so many bytes fit beside the gradients while d[c] is at hand. */
+static bool fits(const leaving *w, int32_t c, int64_t bytes)
+{
+    return bytes + w->s->gradients_bytes[c] <= w->s->budget_bytes;
+}
+
+static void reach(const leaving *w, crn_place at, int64_t more_ns, int64_t bytes)
+{
+    const crn_state to = {at, crn_add_saturating(w->from.ns, more_ns), bytes};
+    w->reach(w->context, &to);
+}
+
+/*
+ * Reaches a state, and those in which the value of stage l, which was read, is dropped as well. With a saved set goes
+ * the need for its input.
+ */
+static void reach_and_drop(const leaving *w, crn_place at, int64_t more_ns, int64_t bytes, int32_t l)
+{
+    reach(w, at, more_ns, bytes);
+    for (bool again = true; again && l >= 1; l--) {
+        int32_t code = code_of(at, l);
+        bool is_needed = l < crn_chain_states_next_backward(at) && code_of(at, l + 1) >= SAVED;
+        if (code == NONE || is_saved(at, l) || is_needed)
+            return;
+        at = with_code(at, l, NONE);
+        bytes -= bytes_of(w->s, l, code);
+        reach(w, at, more_ns, bytes);
+        again = code >= PASSING;
+    }
+}
+
+/* Stage l forward, saving with an option. What there was of the stage goes. */
+static void save(const leaving *w, int32_t l, int32_t code)
+{
+    const cairn_stage_option *option = option_of(w->s, l, code);
+    int64_t bytes = w->from.bytes + option->saved_bytes;
+    if (fits(w, crn_chain_states_next_backward(w->from.at), bytes + crn_max(0, option->forward_workspace_bytes)))
+        reach(w, with_code(w->from.at, l, code), option->forward_ns, bytes - bytes_of(w->s, l, code_of(w->from.at, l)));
+}
+
+/* Stage l forward, keeping the output; by forward_drop where that alone fits. What there was of the stage goes. */
+static void keep(const leaving *w, int32_t l)
+{
+    const cairn_stage *stage = stage_at(w->s, l);
+    const int32_t c = crn_chain_states_next_backward(w->from.at), old = code_of(w->from.at, l);
+    int64_t bytes = w->from.bytes + stage->output_bytes, during = bytes + stage->forward_only_workspace_bytes;
+    crn_place to = with_code(w->from.at, l, OUTPUT);
+    if (fits(w, c, crn_max(bytes, during))) {
+        reach_and_drop(w, to, stage->forward_only_ns, bytes - bytes_of(w->s, l, old), l - 1);
+        return;
+    }
+    if (l == 1 || old != NONE || code_of(to, l - 1) != OUTPUT)
+        return;
+    bytes -= stage_at(w->s, l - 1)->output_bytes;
+    if (fits(w, c, crn_max(bytes, during)))
+        reach(w, with_code(to, l - 1, NONE), stage->forward_only_ns, bytes);
+}
+
+static void forwards(const leaving *w, int32_t l)
+{
+    const cairn_stage *stage = stage_at(w->s, l);
+    const int32_t code = code_of(w->from.at, l);
+    const bool is_read = l < crn_chain_states_next_backward(w->from.at) && !stage->no_recompute;
+    if (!has_input(w->from.at, l) || is_saved(w->from.at, l))
+        return;
+    for (int32_t k = 0; code < SAVED && k < stage->option_count; k++) {
+        save(w, l, SAVED + k);
+        if (is_read && w->s->times[l].passes[k])
+            save(w, l, PASSING + k);
+    }
+    if (is_read && code != OUTPUT)
+        keep(w, l);
+}
+
+static void backward(const leaving *w)
+{
+    const crn_place at = w->from.at;
+    const int32_t c = crn_chain_states_next_backward(at);
+    if (!is_saved(at, c) || !has_input(at, c))
+        return;
+    const cairn_stage_option *option = option_of(w->s, c, code_of(at, c));
+    int64_t result = grad_bytes(w->s, c - 1) + stage_at(w->s, c)->weight_grad_bytes;
+    int64_t bytes = w->from.bytes - option->saved_bytes;
+    crn_place to = with_next_backward(with_code(at, c, NONE), c - 1);
+    if (c > 1 && code_of(to, c - 1) == OUTPUT) {
+        to = with_code(to, c - 1, NONE);
+        bytes -= stage_at(w->s, c - 1)->output_bytes;
+    }
+    if (fits(w, c, w->from.bytes + result + option->backward_workspace_bytes) && fits(w, c - 1, bytes))
+        reach_and_drop(w, to, option->backward_ns, bytes, c - 1);
+}
+
+void crn_chain_states_leave(const crn_chain_states *states, const crn_state *from, crn_chain_states_reach to,
+                            void *context)
+{
+    const leaving w = {states, *from, to, context};
+    for (int32_t l = 1; l <= crn_chain_states_next_backward(from->at); l++)
+        forwards(&w, l);
+    backward(&w);
+}
+
+/* ---- beginning ---- */
+
+bool crn_chain_states_take(const cairn_chain *chain)
+{
+    bool fits = chain && chain->stage_count <= CRN_STATES_STAGES_MAX;
+    for (int32_t l = 1; fits && l <= chain->stage_count; l++)
+        fits = chain->stages[l - 1].option_count <= CRN_STATES_OPTIONS_MAX;
+    return fits;
+}
+
+/* Whether x spares no less time for its bytes than y. What takes no bytes comes first, even if it spares no time. */
+static bool is_no_dearer(const crn_stage_times *x, const crn_stage_times *y)
+{
+    if (x->kept_bytes == 0 || y->kept_bytes == 0)
+        return x->kept_bytes == 0;
+    return (crn_wide)x->again_ns * (crn_wide)y->kept_bytes >= (crn_wide)y->again_ns * (crn_wide)x->kept_bytes;
+}
+
+/* Puts stage l where it belongs among those before it. */
+static void sort_in(crn_chain_states *s, int32_t l)
+{
+    int32_t i = l - 1;
+    for (; i > 0 && !is_no_dearer(&s->times[s->by_price[i - 1]], &s->times[l]); i--)
+        s->by_price[i] = s->by_price[i - 1];
+    s->by_price[i] = l;
+}
+
+/* Whether A_k[l] takes less time or memory than a[l], when it is made or later. */
+static bool passes(const cairn_stage *stage, const cairn_stage_option *option)
+{
+    int64_t keeping = stage->output_bytes + crn_max(0, stage->forward_only_workspace_bytes);
+    int64_t saving = option->saved_bytes + crn_max(0, option->forward_workspace_bytes);
+    return option->forward_ns < stage->forward_only_ns || option->saved_bytes < stage->output_bytes || saving < keeping;
+}
+
+static void fill_stage(crn_chain_states *s, int32_t l)
+{
+    const cairn_stage *stage = stage_at(s, l);
+    crn_stage_times *t = &s->times[l];
+    *t = (crn_stage_times){
+        .once_ns = INT64_MAX, .again_ns = stage->forward_only_ns, .kept_bytes = INT64_MAX, .backward_bytes = INT64_MAX};
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        const cairn_stage_option *option = &stage->options[k];
+        t->once_ns = crn_min(t->once_ns, crn_add_saturating(option->forward_ns, option->backward_ns));
+        t->again_ns = crn_min(t->again_ns, option->forward_ns);
+        t->kept_bytes = crn_min(t->kept_bytes, option->saved_bytes);
+        t->backward_bytes = crn_min(t->backward_bytes, backward_bytes(s, l, option));
+        t->passes[k] = passes(stage, option);
+    }
+    t->value_bytes = crn_min(t->kept_bytes, stage->output_bytes);
+}
+
+void crn_chain_states_init(crn_chain_states *s, const cairn_problem *problem, int64_t budget_bytes)
+{
+    const cairn_chain *chain = cairn_problem_chain(problem);
+    int64_t weights = cairn_problem_info_of(problem)->fixed_bytes + chain->input_bytes;
+    *s = (crn_chain_states){.chain = chain, .n = chain->stage_count, .budget_bytes = budget_bytes};
+    for (int32_t c = s->n; c >= 0; c--) {
+        s->gradients_bytes[c] = weights + grad_bytes(s, c);
+        weights += c > 0 ? stage_at(s, c)->weight_grad_bytes : 0;
+    }
+    for (int32_t l = 1; l <= s->n; l++) {
+        fill_stage(s, l);
+        sort_in(s, l);
+    }
+}
+
+bool crn_chain_states_first(const crn_chain_states *s, crn_state *first)
+{
+    *first = (crn_state){.at = with_next_backward(0, s->n)};
+    return s->gradients_bytes[s->n] <= s->budget_bytes;
+}

@@ -18,6 +18,7 @@
     X(crn_chain_alike_solver)      \
     X(crn_chain_lagrangian_solver) \
     X(crn_chain_weak_solver)       \
+    X(crn_chain_states_solver)     \
     X(crn_brute_chain_solver)      \
     X(crn_offload_greedy_solver)   \
     X(crn_offload_dp_solver)       \

@@ -5,9 +5,11 @@
  * Stages of which nothing is resident lie in runs between those of which something is. Before the backward of the stage
  * that a run leads to, all stages of the run go forward. Those whose saved set is not resident when that backward runs go
  * forward again. The memory beside that backward, and beside the saved sets that wait for theirs, limits how many can be
- * resident: a knapsack, whose fractional optimum bounds the time of the forwards that are avoided.
+ * resident: a knapsack, of which those that spare most time for their bytes are an upper bound, with one that fits in part.
  */
 #include "solve/chain/chain_states.h"
+
+#include "schedule/schedule.h"
 
 /*
  * What is resident of a stage: nothing; a[l]; A_k[l], which waits for its backward; or A_k[l] in the place of a[l], which
@@ -79,20 +81,21 @@ static int64_t grad_bytes(const crn_chain_states *s, int32_t l)
 
 /* ---- the least time that is left ---- */
 
-/* The most time that saving some of the stages first..c-1 spares, within so many bytes. */
+/*
+ * The most time that saving some of the stages first..c-1 spares, within so many bytes. The last one counts as a whole:
+ * a part of its time would be rounded, and times in another unit would be searched in another order.
+ */
 static int64_t spared_ns(const crn_chain_states *s, int32_t first, int32_t c, int64_t room_bytes)
 {
-    int64_t spared = 0;
+    int64_t spared = 0, left_bytes = room_bytes;
     for (int32_t i = 0; i < s->n; i++) {
         int32_t l = s->by_price[i];
-        if (l < first || l >= c)
-            continue;
         const crn_stage_times *t = &s->times[l];
-        if (t->kept_bytes > room_bytes)
-            return spared + (room_bytes > 0
-                                 ? (int64_t)((crn_wide)t->again_ns * (crn_wide)room_bytes / (crn_wide)t->kept_bytes) + 1
-                                 : 0);
-        room_bytes -= t->kept_bytes;
+        if (l < first || l >= c || t->kept_bytes > room_bytes)
+            continue;
+        if (t->kept_bytes > left_bytes)
+            return left_bytes > 0 ? spared + t->again_ns : spared;
+        left_bytes -= t->kept_bytes;
         spared += t->again_ns;
     }
     return spared;
@@ -242,6 +245,50 @@ void crn_chain_states_leave(const crn_chain_states *states, const crn_state *fro
     for (int32_t l = 1; l <= crn_chain_states_next_backward(from->at); l++)
         forwards(&w, l);
     backward(&w);
+}
+
+/* ---- operations ---- */
+
+/* The operation of a step: what was made tells. */
+static cairn_op op_of(const crn_chain_states *s, crn_place from, crn_place to)
+{
+    const int32_t c = crn_chain_states_next_backward(from);
+    if (crn_chain_states_next_backward(to) < c)
+        return (cairn_op){.code = CAIRN_OP_BACKWARD, .index = c};
+    int32_t l = 1;
+    while (l < s->n && (code_of(to, l) == NONE || code_of(to, l) == code_of(from, l)))
+        l++;
+    const int32_t code = code_of(to, l);
+    if (code >= SAVED)
+        return (cairn_op){.code = CAIRN_OP_FORWARD_SAVE,
+                          .option = (uint16_t)(option_of(s, l, code) - stage_at(s, l)->options),
+                          .index = l};
+    bool drops = l > 1 && code_of(from, l) == NONE && code_of(from, l - 1) == OUTPUT && code_of(to, l - 1) == NONE;
+    return (cairn_op){.code = drops ? CAIRN_OP_FORWARD_DROP : CAIRN_OP_FORWARD_KEEP, .index = l};
+}
+
+/* Whether an operation removes what was resident of a stage. */
+static bool removes(const cairn_op *op, int32_t l, int32_t code)
+{
+    if (op->code == CAIRN_OP_BACKWARD)
+        return l == op->index || (l == op->index - 1 && code == OUTPUT);
+    return op->code == CAIRN_OP_FORWARD_DROP && l == op->index - 1;
+}
+
+cairn_status crn_chain_states_add_step(const crn_chain_states *states, crn_place from, crn_place to,
+                                       cairn_builder *builder, cairn_error *error)
+{
+    const cairn_op op = op_of(states, from, to);
+    CRN_TRY(cairn_builder_add(builder, op, error));
+    for (int32_t l = states->n; l >= 1; l--) { /* a saved set before what it needs */
+        const int32_t code = code_of(from, l);
+        if (code == NONE || code == code_of(to, l) || removes(&op, l, code))
+            continue;
+        const cairn_op drop = {
+            .code = CAIRN_OP_DROP, .value = code == OUTPUT ? CAIRN_VALUE_OUTPUT : CAIRN_VALUE_SAVED, .index = l};
+        CRN_TRY(cairn_builder_add(builder, drop, error));
+    }
+    return CAIRN_OK;
 }
 
 /* ---- beginning ---- */

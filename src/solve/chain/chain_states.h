@@ -60,4 +60,8 @@ typedef void (*crn_chain_states_reach)(void *context, const crn_state *to);
 void crn_chain_states_leave(const crn_chain_states *states, const crn_state *from, crn_chain_states_reach reach,
                             void *context);
 
+/** Adds a step that was taken from one state to another, and the drops that go with it. */
+cairn_status crn_chain_states_add_step(const crn_chain_states *states, crn_place from, crn_place to,
+                                       cairn_builder *builder, cairn_error *error);
+
 #endif

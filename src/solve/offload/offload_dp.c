@@ -13,8 +13,9 @@
  *           together with the time lost so far. Stage l + 1 decides whether A[l] goes: forward l + 1 waits until as much
  *           has left as it needs, and backward l + 1, seen backwards, until as much has come.
  * States    Exact, no slots: a state that is nowhere better than another one is dropped (dominance), so rounding never
- *           accumulates over long chains. At most STATES_MAX / (number of options) are kept for a stage, spread over the
- *           kept bytes; only beyond that is the program no longer exact for its relaxation.
+ *           accumulates over long chains. At most STATES_MAX / (number of options) are kept for a stage, with a time
+ *           limit as few that the run ends in time, spread over the kept bytes; only beyond that is the program no longer
+ *           exact for its relaxation.
  * Answer    The decisions of the FINALS best final states become no-wait, ordered schedules with whole, uninterrupted
  *           transfers (transfer.h); the simulator's time decides between them.
  * Host      Sets that the host cannot hold are left out; so is nothing that needs more device memory than there is.
@@ -25,10 +26,9 @@
 #include <string.h>
 
 #include "solve/offload/offload_least.h"
+#include "solve/offload/offload_link.h"
 
-enum { STATES_MAX = 512, STATES_MIN = 64, FINALS = 24, BUCKET = 4, LIMIT_SHIFT = 62 };
-
-#define LIMIT (INT64_C(1) << LIMIT_SHIFT)
+enum { STATES_MAX = 512, STATES_MIN = 64, FINALS = 24, BUCKET = 4 };
 
 typedef struct state {
     int64_t kept, last, out, back, host, ns;
@@ -47,8 +47,8 @@ typedef struct program {
     const crn_task *task; /* of the call under way */
     const cairn_chain *chain;
     const cairn_machine *machine;
-    int32_t n, states_max;
-    int64_t always_bytes; /* fixed_bytes and a[0] */
+    int32_t n, states_max, kept_max; /* states of a stage; fewer are kept where time is short */
+    int64_t always_bytes;            /* fixed_bytes and a[0] */
     int64_t budget_bytes;
     state *now, *next;
     int32_t now_count, next_count, next_capacity;
@@ -64,31 +64,14 @@ typedef struct dp {
     crn_arena arena;
 } dp;
 
-/* ---- time and bytes ---- */
-
-static int64_t saturated(crn_wide value)
-{
-    return value > (crn_wide)LIMIT ? LIMIT : (int64_t)value;
-}
-
-/* How long a link takes for bytes > 0, latency aside; rounded up. */
-static int64_t link_ns(int64_t bytes, int64_t rate)
-{
-    return bytes <= 0 ? 0 : saturated(((crn_wide)bytes * 1000000000u + (crn_wide)rate - 1) / (crn_wide)rate);
-}
-
-/* What it moves in a time; rounded down. */
-static int64_t link_bytes(int64_t ns, int64_t rate)
-{
-    return saturated((crn_wide)ns * (crn_wide)rate / 1000000000u);
-}
+/* ---- bytes and times ---- */
 
 static int64_t limited_sum(int64_t a, int64_t b)
 {
     int64_t sum;
     if (!crn_add(a, b, &sum))
-        return a > 0 ? LIMIT : -LIMIT;
-    return crn_max(-LIMIT, crn_min(LIMIT, sum));
+        return a > 0 ? CRN_LINK_LIMIT : -CRN_LINK_LIMIT;
+    return crn_max(-CRN_LINK_LIMIT, crn_min(CRN_LINK_LIMIT, sum));
 }
 
 static int64_t positive(int64_t bytes)
@@ -108,7 +91,7 @@ static int64_t base_bytes(const program *p, int32_t l)
 static bool wait_for(int64_t used_bytes, int64_t pending, int64_t budget_bytes, int64_t rate, int64_t *ns)
 {
     int64_t over = limited_sum(limited_sum(used_bytes, positive(pending)), -budget_bytes);
-    *ns = link_ns(over, rate);
+    *ns = crn_link_ns(over, rate);
     return over <= positive(pending);
 }
 
@@ -117,16 +100,16 @@ static int64_t forward_pending(const program *p, int64_t pending, int64_t joins,
 {
     int64_t rate = p->machine->to_host_bytes_per_s;
     if (joins > 0)
-        pending = limited_sum(limited_sum(positive(pending), joins), link_bytes(p->machine->latency_ns, rate));
-    return limited_sum(pending, -link_bytes(ns, rate));
+        pending = limited_sum(limited_sum(positive(pending), joins), crn_link_bytes(p->machine->latency_ns, rate));
+    return limited_sum(pending, -crn_link_bytes(ns, rate));
 }
 
 static int64_t backward_pending(const program *p, int64_t pending, int64_t joins, int64_t ns)
 {
-    int64_t rate = p->machine->to_device_bytes_per_s, left = limited_sum(pending, -link_bytes(ns, rate));
+    int64_t rate = p->machine->to_device_bytes_per_s, left = limited_sum(pending, -crn_link_bytes(ns, rate));
     if (joins == 0)
         return left;
-    return limited_sum(limited_sum(positive(left), joins), link_bytes(p->machine->latency_ns, rate));
+    return limited_sum(limited_sum(positive(left), joins), crn_link_bytes(p->machine->latency_ns, rate));
 }
 
 /* Appends the state in which stage l runs with option k after `from`; nothing where that does not fit. */
@@ -156,7 +139,7 @@ static void extend(program *p, int32_t parent, int32_t l, int32_t k, bool goes, 
                   .parent = parent,
                   .option = (uint16_t)k,
                   .goes = goes};
-    p->next_count += to->ns < LIMIT;
+    p->next_count += to->ns < CRN_LINK_LIMIT;
 }
 
 /* ---- pruning ---- */
@@ -205,14 +188,14 @@ static void drop_dominated(program *p, bool host_is_scarce)
 /* The time lost so far, and what is on its way as if it all had to be waited for. */
 static int64_t debt_ns(const program *p, const state *s)
 {
-    return limited_sum(s->ns, limited_sum(link_ns(s->out, p->machine->to_host_bytes_per_s),
-                                          link_ns(s->back, p->machine->to_device_bytes_per_s)));
+    return limited_sum(s->ns, limited_sum(crn_link_ns(s->out, p->machine->to_host_bytes_per_s),
+                                          crn_link_ns(s->back, p->machine->to_device_bytes_per_s)));
 }
 
 /* The best few of each of equally many ranges of kept bytes, and the one that keeps least. */
 static void thin_out(program *p)
 {
-    int32_t buckets = p->states_max / BUCKET, count = 1;
+    int32_t buckets = p->kept_max / BUCKET, count = 1;
     qsort(p->next, (size_t)p->next_count, sizeof(*p->next), compare_kept);
     for (int32_t b = 0; b < buckets; b++) {
         int32_t from = (int32_t)crn_max(1, (int64_t)p->next_count * b / buckets); /* 0 stays */
@@ -227,7 +210,7 @@ static void thin_out(program *p)
             p->next[count++] = moved;
         }
     }
-    p->next_count = (int32_t)crn_min(count, p->states_max);
+    p->next_count = (int32_t)crn_min(count, p->kept_max);
 }
 
 static void take_stage(program *p, int32_t l)
@@ -277,6 +260,25 @@ static cairn_status program_init(program *p, const crn_task *task, cairn_error *
     return p->now && p->next && p->traces ? CAIRN_OK : crn_no_memory(error);
 }
 
+/* Measured where no state dominates another: a third of a nanosecond for each pair. */
+static int64_t work_of(const cairn_chain *chain, int64_t states)
+{
+    int64_t made = 2 * states * most_options(chain);
+    return chain->stage_count * made * made / 3;
+}
+
+/* How many states of a stage may be kept so that the run ends in three quarters of the time that is left. */
+static int32_t affordable_states(const program *p)
+{
+    int64_t deadline_ns = p->task->deadline_ns, states = p->states_max;
+    if (deadline_ns == CAIRN_NONE)
+        return p->states_max;
+    const int64_t time_ns = crn_max(0, deadline_ns - crn_clock_ns()) / 4 * 3;
+    while (states > STATES_MIN && work_of(p->chain, states) > time_ns)
+        states -= crn_max(1, states / 16);
+    return (int32_t)states;
+}
+
 static bool host_is_scarce(const program *p)
 {
     int64_t bytes = 0;
@@ -297,6 +299,7 @@ static cairn_status run(program *p, int64_t budget_bytes, cairn_error *error)
     for (int32_t l = 2; l <= p->n; l++)
         grads_bytes += p->chain->stages[l - 1].weight_grad_bytes;
     p->budget_bytes = budget_bytes;
+    p->kept_max = affordable_states(p);
     p->now[0] = (state){.parent = -1};
     p->now_count = 1;
     for (int32_t l = 1; l <= p->n && p->now_count > 0; l++) {
@@ -308,7 +311,7 @@ static cairn_status run(program *p, int64_t budget_bytes, cairn_error *error)
                     extend(p, i, l, k, true, grads_bytes);
             }
         drop_dominated(p, scarce);
-        if (p->next_count > p->states_max)
+        if (p->next_count > p->kept_max)
             thin_out(p);
         take_stage(p, l);
         grads_bytes -= l < p->n ? p->chain->stages[l].weight_grad_bytes : 0;
@@ -323,13 +326,13 @@ static cairn_status run(program *p, int64_t budget_bytes, cairn_error *error)
 /* A lower bound on the time between the phases: equations 9 and 10, but for the operations that memory holds up. */
 static int64_t between_ns(const program *p, const state *s)
 {
-    int64_t out_ns = link_ns(s->out, p->machine->to_host_bytes_per_s);
-    int64_t back_ns = link_ns(s->back, p->machine->to_device_bytes_per_s);
+    int64_t out_ns = crn_link_ns(s->out, p->machine->to_host_bytes_per_s);
+    int64_t back_ns = crn_link_ns(s->back, p->machine->to_device_bytes_per_s);
     if (s->out > 0 && s->back > 0)
         return p->machine->shared_link ? limited_sum(out_ns, back_ns) : crn_max(out_ns, back_ns);
     if (s->out > 0)
-        return positive(out_ns - link_ns(-s->back, p->machine->to_device_bytes_per_s));
-    return s->back > 0 ? positive(back_ns - link_ns(-s->out, p->machine->to_host_bytes_per_s)) : 0;
+        return positive(out_ns - crn_link_ns(-s->back, p->machine->to_device_bytes_per_s));
+    return s->back > 0 ? positive(back_ns - crn_link_ns(-s->out, p->machine->to_host_bytes_per_s)) : 0;
 }
 
 static void follow(const program *p, int32_t final, int32_t *option, bool *goes)
@@ -451,6 +454,7 @@ static cairn_status dp_solve(const crn_task *task, void *session, int64_t budget
         answer->stopped_early = true;
         status = CAIRN_OK;
     }
+    answer->stopped_early |= s->program.kept_max < s->program.states_max;
     if (status == CAIRN_OK)
         status = crn_offload_answer(&best, budget, answer, error);
     crn_offload_plan_free(owned);
@@ -466,12 +470,10 @@ static int64_t dp_memory(const crn_task *task)
            2 * crn_offload_plan_memory(task);
 }
 
-/* Measured where no state dominates another: a third of a nanosecond for each pair. */
 static int64_t dp_work(const crn_task *task)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
-    int64_t made = 2 * (int64_t)states_of(chain) * most_options(chain);
-    return chain->stage_count * made * made / 3;
+    return work_of(chain, states_of(chain));
 }
 
 const crn_solver crn_offload_dp_solver = {

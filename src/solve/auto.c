@@ -108,6 +108,7 @@ typedef struct search {
     cairn_builder *plain; /* the best without transfers, for the last one; NULL = nobody asks for it */
     int64_t plain_ns;
     int64_t bound_ns;
+    bool is_bounded;     /* the bound has been asked for */
     int rank;            /* the highest of those that answered for all of their class */
     cairn_status failed; /* why a candidate gave nothing */
     int64_t pool_end_ns; /* until when baselines may take time; CAIRN_NONE = none was asked, or there is no limit */
@@ -310,6 +311,31 @@ static bool is_dear(const search *s, const crn_candidate *c)
     return !c->solver->is_anytime && c->work / LATE_TIMES > crn_max(0, deadline_ns - crn_clock_ns());
 }
 
+/* Whether one that uses the time well bounds its answer itself, after it has one. */
+static bool bounds_itself(const crn_task *task, const crn_auto *session)
+{
+    for (int i = 0; task->deadline_ns != CAIRN_NONE && i < session->count; i++)
+        if (session->candidates[i].solver->has_own_bound)
+            return true;
+    return false;
+}
+
+/*
+ * Asks for the bound, once: with a time limit before anybody is asked, for its part of the time; else when there is an
+ * answer, until it is met.
+ */
+static cairn_status find_bound(search *s, const crn_auto *session, cairn_error *error)
+{
+    const char *method;
+    const crn_task part = crn_task_part(s->task, BOUND_SHARE);
+    bool is_time = s->task->deadline_ns != CAIRN_NONE || s->best->found;
+    int64_t enough_ns = s->best->found && !s->task->settings->minimize_memory ? s->replay.makespan_ns : INT64_MAX;
+    if (s->is_bounded || !is_time || bounds_itself(s->task, session))
+        return CAIRN_OK;
+    s->is_bounded = true;
+    return crn_raise_bound(&part, s->budget_bytes, enough_ns, &s->bound_ns, &method, error);
+}
+
 static cairn_status ask_all(search *s, crn_auto *session, bool dear, cairn_error *error)
 {
     for (int i = 0; i < session->count && !is_settled(s); i++) {
@@ -335,6 +361,7 @@ static cairn_status ask_all(search *s, crn_auto *session, bool dear, cairn_error
         CRN_TRY(ask_and_forgive(s, &part, c, error));
         if (c->is_wide && is_shared(session, c))
             s->shared = (crn_shared_session){c->solver, c->state};
+        CRN_TRY(find_bound(s, session, error));
     }
     return CAIRN_OK;
 }
@@ -351,26 +378,14 @@ static void explain(const search *s)
         snprintf(reason + length, (size_t)(CAIRN_REASON_MAX - length), "; too costly: %s", s->left_out);
 }
 
-/* Where time is short, one that uses it well bounds its answer itself, after it has one. */
-static cairn_status find_bound(const crn_task *task, const crn_auto *session, int64_t budget_bytes, int64_t *bound_ns,
-                               cairn_error *error)
-{
-    const char *method;
-    const crn_task part = crn_task_part(task, BOUND_SHARE);
-    bool waits = false;
-    for (int i = 0; i < session->count; i++)
-        waits = waits || (task->deadline_ns != CAIRN_NONE && session->candidates[i].solver->has_own_bound);
-    *bound_ns = crn_work_ns(task->problem);
-    return waits ? CAIRN_OK : crn_raise_bound(&part, budget_bytes, INT64_MAX, bound_ns, &method, error);
-}
-
 static cairn_status search_all(search *s, crn_auto *session, cairn_error *error)
 {
     for (int i = 0; i < session->count; i++)
         session->candidates[i].is_asked = false;
     if (session->candidates[session->count - 1].turn == CRN_TURN_LAST)
         CRN_TRY(cairn_builder_new(s->task->env, s->task->problem, &s->plain, error));
-    CRN_TRY(find_bound(s->task, session, s->budget_bytes, &s->bound_ns, error));
+    s->bound_ns = crn_work_ns(s->task->problem);
+    CRN_TRY(find_bound(s, session, error));
     CRN_TRY(ask_all(s, session, false, error));
     return ask_all(s, session, true, error);
 }

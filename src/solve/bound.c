@@ -22,6 +22,14 @@ static cairn_status unless_limited(const crn_task *task, cairn_status status)
     return forgiven ? CAIRN_OK : status;
 }
 
+void **crn_bound_kept(const crn_task *task, const crn_bound_method *method)
+{
+    for (int i = 0; task->bounds && crn_bound_methods[i]; i++)
+        if (crn_bound_methods[i] == method)
+            return &task->bounds->kept[i];
+    return NULL;
+}
+
 static cairn_status raise_by(const crn_task *task, int method, int64_t budget_bytes, int64_t *bound_ns,
                              cairn_error *error)
 {

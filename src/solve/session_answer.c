@@ -70,8 +70,11 @@ static cairn_status ask_alone(crn_session *session, const crn_task *part, int64_
     cairn_status status = crn_session_open(session, part, error);
     if (status == CAIRN_OK)
         status = session->asked->solve(part, session->state, budget_bytes, answer, error);
-    if (session->asked != session->solver)
-        answer->solver = NULL; /* the schedule is its own, whoever found it: the reason says who did */
+    if (session->asked != session->solver) { /* the schedule is its own, whoever found it: the reason says who did */
+        answer->solver = NULL;
+        answer->optimal_in_class = false;
+        answer->iterations = 0;
+    }
     if (status != CAIRN_CANCELLED || session->cancelled)
         return status;
     answer->found = false;

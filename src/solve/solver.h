@@ -209,6 +209,8 @@ cairn_status crn_raise_bound(const crn_task *task, int64_t budget_bytes, int64_t
 cairn_status crn_lower_bound(const crn_task *task, int64_t budget_bytes, int64_t *bound_ns, const char **method,
                              cairn_error *error);
 
+/** Where a method keeps what it found for other budgets, for a solver that finds the same; NULL = nothing is kept. */
+void **crn_bound_kept(const crn_task *task, const crn_bound_method *method);
 /** Empties task->bounds, where there is one. */
 void crn_bounds_forget(const crn_task *task);
 

@@ -88,15 +88,14 @@ static int64_t grad_bytes(const crn_chain_states *s, int32_t l)
 static int64_t spared_ns(const crn_chain_states *s, int32_t first, int32_t c, int64_t room_bytes)
 {
     int64_t spared = 0, left_bytes = room_bytes;
-    for (int32_t i = 0; i < s->n; i++) {
-        int32_t l = s->by_price[i];
-        const crn_stage_times *t = &s->times[l];
-        if (l < first || l >= c || t->kept_bytes > room_bytes)
+    for (int32_t i = 0; i < s->gain_count; i++) {
+        const crn_stage_gain *gain = &s->gains[i];
+        if (gain->l < first || gain->l >= c || gain->least_bytes > room_bytes)
             continue;
-        if (t->kept_bytes > left_bytes)
-            return left_bytes > 0 ? spared + t->again_ns : spared;
-        left_bytes -= t->kept_bytes;
-        spared += t->again_ns;
+        if (gain->bytes > left_bytes)
+            return left_bytes > 0 ? spared + gain->ns : spared;
+        left_bytes -= gain->bytes;
+        spared += gain->ns;
     }
     return spared;
 }
@@ -115,10 +114,10 @@ int64_t crn_chain_states_left_ns(const crn_chain_states *s, crn_place at)
     int64_t held_bytes = 0;     /* until backward l: saved sets of stages before l, and what these need */
     int32_t first = 1;          /* of the run */
     for (int32_t l = 1; l <= c; l++) {
-        const crn_stage_times *t = &s->times[l];
+        const crn_stage_least *t = &s->least[l];
         const cairn_stage_option *option = is_saved(at, l) ? option_of(s, l, code_of(at, l)) : NULL;
         if (option && l > 1 && !is_saved(at, l - 1))
-            held_bytes += s->times[l - 1].value_bytes;
+            held_bytes += stage_at(s, l - 1)->output_bytes;
         int64_t needed_bytes = option ? backward_bytes(s, l, option) : t->backward_bytes;
         int64_t room_bytes = s->budget_bytes - s->gradients_bytes[l] - needed_bytes - held_bytes;
         if (room_bytes < 0)
@@ -213,7 +212,7 @@ static void forwards(const leaving *w, int32_t l)
         return;
     for (int32_t k = 0; code < SAVED && k < stage->option_count; k++) {
         save(w, l, SAVED + k);
-        if (is_read && w->s->times[l].passes[k])
+        if (is_read && w->s->least[l].passes[k])
             save(w, l, PASSING + k);
     }
     if (is_read && code != OUTPUT)
@@ -302,35 +301,61 @@ bool crn_chain_states_take(const cairn_chain *chain)
 }
 
 /* Whether x spares no less time for its bytes than y. What takes no bytes comes first, even if it spares no time. */
-static bool is_no_dearer(const crn_stage_times *x, const crn_stage_times *y)
+static bool is_no_dearer(const crn_stage_gain *x, const crn_stage_gain *y)
 {
-    if (x->kept_bytes == 0 || y->kept_bytes == 0)
-        return x->kept_bytes == 0;
-    return (crn_wide)x->again_ns * (crn_wide)y->kept_bytes >= (crn_wide)y->again_ns * (crn_wide)x->kept_bytes;
+    if (x->bytes == 0 || y->bytes == 0)
+        return x->bytes == 0;
+    return (crn_wide)x->ns * (crn_wide)y->bytes >= (crn_wide)y->ns * (crn_wide)x->bytes;
 }
 
-/* Puts stage l where it belongs among those before it. */
-static void sort_in(crn_chain_states *s, int32_t l)
+/* Puts a gain where it belongs; those of a stage come one after the other, each dearer than the last. */
+static void sort_in(crn_chain_states *s, const crn_stage_gain *gain)
 {
-    int32_t i = l - 1;
-    for (; i > 0 && !is_no_dearer(&s->times[s->by_price[i - 1]], &s->times[l]); i--)
-        s->by_price[i] = s->by_price[i - 1];
-    s->by_price[i] = l;
+    int32_t i = s->gain_count++;
+    for (; i > 0 && !is_no_dearer(&s->gains[i - 1], gain); i--)
+        s->gains[i] = s->gains[i - 1];
+    s->gains[i] = *gain;
 }
 
-/* Whether A_k[l] takes less time or memory than a[l], when it is made or later. */
+/*
+ * What saving stage l can spare: of a second forward, less what the option takes beyond the fastest one. From each option,
+ * the next is the one that spares most for the bytes that it takes more, so together they are no less than any option.
+ */
+static void list_gains(crn_chain_states *s, int32_t l)
+{
+    const cairn_stage *stage = stage_at(s, l);
+    crn_stage_gain best = {.l = l};
+    int64_t bytes = 0, ns = 0;
+    do {
+        best.bytes = -1;
+        for (int32_t k = 0; k < stage->option_count; k++) {
+            const cairn_stage_option *option = &stage->options[k];
+            int64_t more_ns = crn_add_saturating(option->forward_ns, option->backward_ns) - s->least[l].once_ns;
+            crn_stage_gain gain = {l, s->least[l].kept_bytes, option->saved_bytes - bytes,
+                                   s->least[l].again_ns - more_ns - ns};
+            if (gain.ns > 0 && gain.bytes >= 0 && (best.bytes < 0 || !is_no_dearer(&best, &gain)))
+                best = gain;
+        }
+        if (best.bytes >= 0)
+            sort_in(s, &best);
+        bytes += best.bytes;
+        ns += best.ns;
+    } while (best.bytes >= 0);
+}
+
+/* Whether saving takes less time than keeping, or less memory while it runs. What stays is no less: A_k[l] includes a[l]. */
 static bool passes(const cairn_stage *stage, const cairn_stage_option *option)
 {
     int64_t keeping = stage->output_bytes + crn_max(0, stage->forward_only_workspace_bytes);
     int64_t saving = option->saved_bytes + crn_max(0, option->forward_workspace_bytes);
-    return option->forward_ns < stage->forward_only_ns || option->saved_bytes < stage->output_bytes || saving < keeping;
+    return option->forward_ns < stage->forward_only_ns || saving < keeping;
 }
 
 static void fill_stage(crn_chain_states *s, int32_t l)
 {
     const cairn_stage *stage = stage_at(s, l);
-    crn_stage_times *t = &s->times[l];
-    *t = (crn_stage_times){
+    crn_stage_least *t = &s->least[l];
+    *t = (crn_stage_least){
         .once_ns = INT64_MAX, .again_ns = stage->forward_only_ns, .kept_bytes = INT64_MAX, .backward_bytes = INT64_MAX};
     for (int32_t k = 0; k < stage->option_count; k++) {
         const cairn_stage_option *option = &stage->options[k];
@@ -340,7 +365,6 @@ static void fill_stage(crn_chain_states *s, int32_t l)
         t->backward_bytes = crn_min(t->backward_bytes, backward_bytes(s, l, option));
         t->passes[k] = passes(stage, option);
     }
-    t->value_bytes = crn_min(t->kept_bytes, stage->output_bytes);
 }
 
 void crn_chain_states_init(crn_chain_states *s, const cairn_problem *problem, int64_t budget_bytes)
@@ -354,7 +378,7 @@ void crn_chain_states_init(crn_chain_states *s, const cairn_problem *problem, in
     }
     for (int32_t l = 1; l <= s->n; l++) {
         fill_stage(s, l);
-        sort_in(s, l);
+        list_gains(s, l);
     }
 }
 

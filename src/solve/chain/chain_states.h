@@ -3,7 +3,7 @@
  *
  * Only schedules of this form are looked at; one of the fastest has it (docs/explanation/solvers/chain-bound.md):
  *   - a saved set stays until its backward. One that is dropped before serves as an output; a[l] does that as well,
- *     unless saving takes less time or memory;
+ *     unless saving takes less time, or less memory while it runs;
  *   - of one stage, there is one value at a time;
  *   - a value is dropped right after the last step that reads it, or that drops the saved set that needs it.
  */
@@ -23,14 +23,20 @@ typedef struct crn_state {
     int64_t bytes; /* resident beside the gradients */
 } crn_state;
 
-typedef struct crn_stage_times {
+typedef struct crn_stage_least {
     int64_t once_ns;                     /* least forward and backward with the same option */
     int64_t again_ns;                    /* least forward */
     int64_t kept_bytes;                  /* least saved bytes */
-    int64_t value_bytes;                 /* the lesser of that and the output */
     int64_t backward_bytes;              /* least of what its backward takes beside the gradients that are there */
-    bool passes[CRN_STATES_OPTIONS_MAX]; /* saving takes less time or memory than a[l], for those that only read it */
-} crn_stage_times;
+    bool passes[CRN_STATES_OPTIONS_MAX]; /* whether it may stand in for a[l] */
+} crn_stage_least;
+
+/** Saving a stage instead of nothing, or with a larger option instead of a smaller one. */
+typedef struct crn_stage_gain {
+    int32_t l;
+    int64_t least_bytes; /* that saving the stage takes, with any option */
+    int64_t bytes, ns;   /* more bytes, and the time that they spare */
+} crn_stage_gain;
 
 /** A chain and a budget, and what does not depend on the state. */
 typedef struct crn_chain_states {
@@ -39,8 +45,9 @@ typedef struct crn_chain_states {
     int64_t budget_bytes;
     /* By c: what is always there, and the gradients while d[c] is the one at hand. */
     int64_t gradients_bytes[CRN_STATES_STAGES_MAX + 1];
-    crn_stage_times times[CRN_STATES_STAGES_MAX + 1];
-    int32_t by_price[CRN_STATES_STAGES_MAX]; /* stages, the most time for its bytes first */
+    crn_stage_least least[CRN_STATES_STAGES_MAX + 1];
+    crn_stage_gain gains[CRN_STATES_STAGES_MAX * CRN_STATES_OPTIONS_MAX]; /* the most time for its bytes first */
+    int32_t gain_count;
 } crn_chain_states;
 
 /** Whether a chain (NULL = the problem is none) has few enough stages and options. */

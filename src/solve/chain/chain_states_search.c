@@ -127,11 +127,12 @@ static cairn_status emit(const search *s, int32_t last, int32_t *next, cairn_bui
     return CAIRN_OK;
 }
 
-cairn_status crn_chain_states_search(const crn_task *task, int64_t budget_bytes, crn_states_found *found,
-                                     cairn_builder *builder, cairn_error *error)
+static cairn_status search_states(const crn_task *task, int64_t budget_bytes, crn_states_found *found,
+                                  cairn_builder *builder, cairn_error *error)
 {
     search s = {.task = task, .allocator = crn_allocator(task->env)};
     cairn_status status = CAIRN_OK;
+    *found = (crn_states_found){.bound_ns = found->bound_ns};
     crn_queue_init(&s.queue, s.allocator);
     crn_chain_states_init(&s.model, task->problem, budget_bytes);
     int32_t last = run(&s, found);
@@ -147,4 +148,47 @@ cairn_status crn_chain_states_search(const crn_task *task, int64_t budget_bytes,
     crn_free(&s.allocator, s.states, s.capacity, sizeof(*s.states));
     crn_free(&s.allocator, s.slots, s.slot_count, sizeof(*s.slots));
     return status;
+}
+
+/* ---- what is kept ---- */
+
+typedef struct kept_found {
+    int64_t budget_bytes;
+    crn_states_found found;
+} kept_found;
+
+/* Whether the search about a budget would find what it has found: the clock did not stop it, and no schedule is asked for. */
+static bool says_all(const crn_task *task, const kept_found *last, int64_t budget_bytes, bool asks_schedule)
+{
+    if (!last || last->budget_bytes != budget_bytes || (last->found.found && asks_schedule))
+        return false;
+    return !last->found.stopped || crn_task_is_past(task);
+}
+
+cairn_status crn_chain_states_search(const crn_task *task, void **kept, int64_t budget_bytes, crn_states_found *found,
+                                     cairn_builder *builder, cairn_error *error)
+{
+    const crn_task alone = crn_task_without_machine(task);
+    const cairn_allocator allocator = crn_allocator(task->env);
+    kept_found *last = *kept;
+    int64_t least_bytes;
+    *found = last && last->budget_bytes == budget_bytes ? last->found : (crn_states_found){.bound_ns = 0};
+    if (says_all(task, last, budget_bytes, builder != NULL))
+        return CAIRN_OK;
+    CRN_TRY(crn_least_lower(&alone, &least_bytes, error));
+    if (budget_bytes < least_bytes)
+        return CAIRN_OK;
+    CRN_TRY(search_states(task, budget_bytes, found, builder, error));
+    last = last ? last : crn_alloc(&allocator, 1, sizeof(*last));
+    if (!last)
+        return crn_no_memory(error);
+    *last = (kept_found){budget_bytes, *found};
+    *kept = last;
+    return CAIRN_OK;
+}
+
+void crn_chain_states_forget(const crn_task *task, void *kept)
+{
+    const cairn_allocator allocator = crn_allocator(task->env);
+    crn_free(&allocator, kept, 1, sizeof(kept_found));
 }

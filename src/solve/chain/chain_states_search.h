@@ -17,8 +17,13 @@ typedef struct crn_states_found {
     bool stopped;     /* by the clock or by poll */
 } crn_states_found;
 
-/** bound_ns of *found is raised. The schedule that is found is added to the builder, where that is not NULL. */
-cairn_status crn_chain_states_search(const crn_task *task, int64_t budget_bytes, crn_states_found *found,
+/**
+ * What the search finds. *kept: what was found about the latest budget, or NULL; the search is not made again where more
+ * of it would find no more. The schedule that is found is added to the builder, where that is not NULL.
+ */
+cairn_status crn_chain_states_search(const crn_task *task, void **kept, int64_t budget_bytes, crn_states_found *found,
                                      cairn_builder *builder, cairn_error *error);
+/** Frees what was kept. */
+void crn_chain_states_forget(const crn_task *task, void *kept);
 
 #endif

@@ -2,27 +2,35 @@
  * chain-states: the fastest of all schedules of a short chain without transfers.
  *
  * Problem   A chain of up to 16 stages, with up to three options each. Least time within the budget.
- * Search    A* over the states of the simulator's model (chain_states_search.h), in which one of the fastest schedules is.
+ * Search    A* over the states of the simulator's model (chain_states_search.h): one of the fastest schedules is among its
+ *           paths.
  * Optimal   Among all schedules without transfers. Where the search is cut short by its work, there is no answer.
  * Least     chain-weak's; with less, it may find a schedule all the same.
- * Cost      200,000 states at most: a few tenths of a second. 12 stages take some 43,000.
+ * Cost      200,000 states at most: a few tenths of a second.
  */
+#include <stdio.h>
+
 #include "solve/chain/chain_states_search.h"
+
+extern const crn_bound_method crn_chain_states_method;
 
 static cairn_status states_accepts(const crn_task *task, cairn_error *error)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
-    if (crn_chain_states_take(chain))
-        return CAIRN_OK;
-    return crn_fail(error, CAIRN_UNSUPPORTED,
-                    "chain-states takes at most %d stages with at most %d options each, and the chain has %d stages",
-                    CRN_STATES_STAGES_MAX, CRN_STATES_OPTIONS_MAX, chain->stage_count);
+    if (chain->stage_count > CRN_STATES_STAGES_MAX)
+        return crn_fail(error, CAIRN_UNSUPPORTED, "chain-states takes at most %d stages, and the chain has %d",
+                        CRN_STATES_STAGES_MAX, chain->stage_count);
+    for (int32_t l = 1; l <= chain->stage_count; l++)
+        if (chain->stages[l - 1].option_count > CRN_STATES_OPTIONS_MAX)
+            return crn_fail(error, CAIRN_UNSUPPORTED, "chain-states takes at most %d options, and stage %d has %d",
+                            CRN_STATES_OPTIONS_MAX, l, chain->stages[l - 1].option_count);
+    return CAIRN_OK;
 }
 
-/* Measured: some twelve states are left for each set of stages; each takes a microsecond, and leads to four at most. */
+/* Measured: some 32 states are left for each set of stages; each takes a microsecond, and leads to four new ones at most. */
 static int64_t states_left(const crn_task *task)
 {
-    return crn_min(INT64_C(12) << cairn_problem_chain(task->problem)->stage_count, CRN_STATES_WORK);
+    return crn_min(INT64_C(32) << cairn_problem_chain(task->problem)->stage_count, CRN_STATES_WORK);
 }
 
 static int64_t states_work(const crn_task *task)
@@ -34,7 +42,7 @@ static int64_t states_work(const crn_task *task)
 static int64_t states_memory(const crn_task *task)
 {
     const int64_t state_bytes = 4 * INT64_C(160); /* and its entries in the queue and in the table, while they grow */
-    return state_bytes * states_left(task);
+    return state_bytes * states_left(task) + 65536;
 }
 
 static cairn_status states_least(const crn_task *task, void *session, crn_least *least, cairn_error *error)
@@ -51,16 +59,26 @@ static cairn_status states_least(const crn_task *task, void *session, crn_least 
     return status;
 }
 
+/* Stopped by the clock, it is OK without a schedule: what the search has proved is said all the same. */
 static cairn_status states_solve(const crn_task *task, void *session, int64_t budget_bytes, crn_answer *answer,
                                  cairn_error *error)
 {
-    crn_states_found found = {.bound_ns = 0};
+    crn_states_found found;
+    void *own = NULL, **kept = task->machine ? NULL : crn_bound_kept(task, &crn_chain_states_method);
     (void)session;
-    CRN_TRY(crn_chain_states_search(task, crn_limit_of(budget_bytes), &found, answer->builder, error));
-    answer->found = answer->optimal_in_class = found.found;
+    cairn_status status =
+        crn_chain_states_search(task, kept ? kept : &own, crn_limit_of(budget_bytes), &found, answer->builder, error);
+    if (own)
+        crn_chain_states_forget(task, own);
+    CRN_TRY(status);
+    answer->found = found.found;
+    answer->optimal_in_class = found.found && !task->machine; /* with transfers less may do */
+    answer->lower_bound_ns = task->machine ? CAIRN_NONE : found.bound_ns;
     answer->stopped_early = found.stopped;
     answer->cut_short = found.cut_short;
-    answer->lower_bound_ns = task->machine ? CAIRN_NONE : found.bound_ns;
+    if (found.cut_short)
+        snprintf(answer->reason, CAIRN_REASON_MAX, "none was found within %d states; chain-weak and auto may find one",
+                 CRN_STATES_WORK);
     return CAIRN_OK;
 }
 

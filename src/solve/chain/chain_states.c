@@ -151,19 +151,19 @@ static bool fits(const leaving *w, int32_t c, int64_t bytes)
     return bytes + w->s->gradients_bytes[c] <= w->s->budget_bytes;
 }
 
-static void reach(const leaving *w, crn_place at, int64_t more_ns, int64_t bytes)
+static void arrive(const leaving *w, crn_place at, int64_t more_ns, int64_t bytes)
 {
     const crn_state to = {at, crn_add_saturating(w->from.ns, more_ns), bytes};
     w->reach(w->context, &to);
 }
 
 /*
- * Reaches a state, and those in which the value of stage l, which was read, is dropped as well. With a saved set goes
+ * Arrives at a state, and at those in which the value of stage l, which was read, is dropped as well. With a saved set goes
  * the need for its input.
  */
-static void reach_and_drop(const leaving *w, crn_place at, int64_t more_ns, int64_t bytes, int32_t l)
+static void arrive_and_drop(const leaving *w, crn_place at, int64_t more_ns, int64_t bytes, int32_t l)
 {
-    reach(w, at, more_ns, bytes);
+    arrive(w, at, more_ns, bytes);
     for (bool again = true; again && l >= 1; l--) {
         int32_t code = code_of(at, l);
         bool is_needed = l < crn_chain_states_next_backward(at) && code_of(at, l + 1) >= SAVED;
@@ -171,7 +171,7 @@ static void reach_and_drop(const leaving *w, crn_place at, int64_t more_ns, int6
             return;
         at = with_code(at, l, NONE);
         bytes -= bytes_of(w->s, l, code);
-        reach(w, at, more_ns, bytes);
+        arrive(w, at, more_ns, bytes);
         again = code >= PASSING;
     }
 }
@@ -182,7 +182,8 @@ static void save(const leaving *w, int32_t l, int32_t code)
     const cairn_stage_option *option = option_of(w->s, l, code);
     int64_t bytes = w->from.bytes + option->saved_bytes;
     if (fits(w, crn_chain_states_next_backward(w->from.at), bytes + crn_max(0, option->forward_workspace_bytes)))
-        reach(w, with_code(w->from.at, l, code), option->forward_ns, bytes - bytes_of(w->s, l, code_of(w->from.at, l)));
+        arrive(w, with_code(w->from.at, l, code), option->forward_ns,
+               bytes - bytes_of(w->s, l, code_of(w->from.at, l)));
 }
 
 /* Stage l forward, keeping the output; by forward_drop where that alone fits. What there was of the stage goes. */
@@ -193,14 +194,14 @@ static void keep(const leaving *w, int32_t l)
     int64_t bytes = w->from.bytes + stage->output_bytes, during = bytes + stage->forward_only_workspace_bytes;
     crn_place to = with_code(w->from.at, l, OUTPUT);
     if (fits(w, c, crn_max(bytes, during))) {
-        reach_and_drop(w, to, stage->forward_only_ns, bytes - bytes_of(w->s, l, old), l - 1);
+        arrive_and_drop(w, to, stage->forward_only_ns, bytes - bytes_of(w->s, l, old), l - 1);
         return;
     }
     if (l == 1 || old != NONE || code_of(to, l - 1) != OUTPUT)
         return;
     bytes -= stage_at(w->s, l - 1)->output_bytes;
     if (fits(w, c, crn_max(bytes, during)))
-        reach(w, with_code(to, l - 1, NONE), stage->forward_only_ns, bytes);
+        arrive(w, with_code(to, l - 1, NONE), stage->forward_only_ns, bytes);
 }
 
 static void forwards(const leaving *w, int32_t l)
@@ -234,13 +235,13 @@ static void backward(const leaving *w)
         bytes -= stage_at(w->s, c - 1)->output_bytes;
     }
     if (fits(w, c, w->from.bytes + result + option->backward_workspace_bytes) && fits(w, c - 1, bytes))
-        reach_and_drop(w, to, option->backward_ns, bytes, c - 1);
+        arrive_and_drop(w, to, option->backward_ns, bytes, c - 1);
 }
 
-void crn_chain_states_leave(const crn_chain_states *states, const crn_state *from, crn_chain_states_reach to,
+void crn_chain_states_leave(const crn_chain_states *states, const crn_state *from, crn_chain_states_reach reach,
                             void *context)
 {
-    const leaving w = {states, *from, to, context};
+    const leaving w = {states, *from, reach, context};
     for (int32_t l = 1; l <= crn_chain_states_next_backward(from->at); l++)
         forwards(&w, l);
     backward(&w);

@@ -100,6 +100,18 @@ static int64_t spared_ns(const crn_chain_states *s, int32_t first, int32_t c, in
     return spared;
 }
 
+/*
+ * The same before backward l, beside a[l-1], which it reads. That is there in any case, or A[l-1] instead, which spares
+ * the second forward of l-1.
+ */
+static int64_t spared_before_ns(const crn_chain_states *s, int32_t first, int32_t l, int64_t room_bytes)
+{
+    const crn_stage_least *input = &s->least[l - 1];
+    int64_t ns = spared_ns(s, first, l - 1, room_bytes);
+    int64_t less_bytes = room_bytes + stage_at(s, l - 1)->output_bytes - input->kept_bytes;
+    return less_bytes < 0 ? ns : crn_max(ns, input->again_ns + spared_ns(s, first, l - 1, less_bytes));
+}
+
 /* What backward l takes with an option beside the gradients that are there. */
 static int64_t backward_bytes(const crn_chain_states *s, int32_t l, const cairn_stage_option *option)
 {
@@ -116,10 +128,9 @@ int64_t crn_chain_states_left_ns(const crn_chain_states *s, crn_place at)
     for (int32_t l = 1; l <= c; l++) {
         const crn_stage_least *t = &s->least[l];
         const cairn_stage_option *option = is_saved(at, l) ? option_of(s, l, code_of(at, l)) : NULL;
-        if (option && l > 1 && !is_saved(at, l - 1))
-            held_bytes += stage_at(s, l - 1)->output_bytes;
+        const int64_t input_bytes = l > 1 && !is_saved(at, l - 1) ? stage_at(s, l - 1)->output_bytes : 0;
         int64_t needed_bytes = option ? backward_bytes(s, l, option) : t->backward_bytes;
-        int64_t room_bytes = s->budget_bytes - s->gradients_bytes[l] - needed_bytes - held_bytes;
+        int64_t room_bytes = s->budget_bytes - s->gradients_bytes[l] - needed_bytes - input_bytes - held_bytes;
         if (room_bytes < 0)
             return INT64_MAX;
         ns = crn_add_saturating(ns, option ? option->backward_ns : t->once_ns);
@@ -128,10 +139,10 @@ int64_t crn_chain_states_left_ns(const crn_chain_states *s, crn_place at)
             continue;
         }
         if (run_ns > 0)
-            ns = crn_add_saturating(ns, run_ns - crn_min(run_ns, spared_ns(s, first, l, room_bytes)));
+            ns = crn_add_saturating(ns, run_ns - crn_min(run_ns, spared_before_ns(s, first, l, room_bytes)));
         run_ns = 0;
         first = l + 1;
-        held_bytes += option ? option->saved_bytes : 0;
+        held_bytes += option ? option->saved_bytes + input_bytes : 0;
     }
     return ns;
 }

@@ -1,7 +1,7 @@
 /*
  * States of a short chain; see chain_states.h.
  *
- * The least time that is left is that of all backwards, with the forward that each needs, and of forwards that run twice.
+ * The least remaining time is that of all backwards, with the forward that each needs, and of forwards that run twice.
  * Stages of which nothing is resident lie in runs between those of which something is. Before the backward of the stage
  * that a run leads to, all stages of the run go forward. Those whose saved set is not resident when that backward runs go
  * forward again. The memory beside that backward, and beside the saved sets that wait for theirs, limits how many can be
@@ -79,7 +79,7 @@ static int64_t grad_bytes(const crn_chain_states *s, int32_t l)
     return l > 0 ? stage_at(s, l)->grad_bytes : s->chain->input_grad_bytes;
 }
 
-/* ---- the least time that is left ---- */
+/* ---- the least remaining time ---- */
 
 /*
  * The most time that saving some of the stages first..c-1 spares, within so many bytes. The last one counts as a whole:
@@ -119,7 +119,7 @@ static int64_t backward_bytes(const crn_chain_states *s, int32_t l, const cairn_
     return option->saved_bytes + crn_max(0, result + option->backward_workspace_bytes);
 }
 
-int64_t crn_chain_states_left_ns(const crn_chain_states *s, crn_place at)
+int64_t crn_chain_states_remaining_ns(const crn_chain_states *s, crn_place at)
 {
     const int32_t c = crn_chain_states_next_backward(at);
     int64_t ns = 0, run_ns = 0; /* of the forwards of the run so far */
@@ -149,20 +149,20 @@ int64_t crn_chain_states_left_ns(const crn_chain_states *s, crn_place at)
 
 /* ---- steps ---- */
 
-typedef struct leaving {
+typedef struct expansion {
     const crn_chain_states *s;
     crn_state from;
     crn_chain_states_reach reach;
     void *context;
-} leaving;
+} expansion;
 
 /* Whether so many bytes fit beside the gradients while d[c] is at hand. */
-static bool fits(const leaving *w, int32_t c, int64_t bytes)
+static bool fits(const expansion *w, int32_t c, int64_t bytes)
 {
     return bytes + w->s->gradients_bytes[c] <= w->s->budget_bytes;
 }
 
-static void arrive(const leaving *w, crn_place at, int64_t more_ns, int64_t bytes)
+static void arrive(const expansion *w, crn_place at, int64_t more_ns, int64_t bytes)
 {
     const crn_state to = {at, crn_add_saturating(w->from.ns, more_ns), bytes};
     w->reach(w->context, &to);
@@ -172,7 +172,7 @@ static void arrive(const leaving *w, crn_place at, int64_t more_ns, int64_t byte
  * Arrives at a state, and at those in which the value of stage l, which was read, is dropped as well. With a saved set goes
  * the need for its input.
  */
-static void arrive_and_drop(const leaving *w, crn_place at, int64_t more_ns, int64_t bytes, int32_t l)
+static void arrive_and_drop(const expansion *w, crn_place at, int64_t more_ns, int64_t bytes, int32_t l)
 {
     arrive(w, at, more_ns, bytes);
     for (bool again = true; again && l >= 1; l--) {
@@ -188,7 +188,7 @@ static void arrive_and_drop(const leaving *w, crn_place at, int64_t more_ns, int
 }
 
 /* Stage l forward, saving with an option. What there was of the stage goes. */
-static void save(const leaving *w, int32_t l, int32_t code)
+static void save(const expansion *w, int32_t l, int32_t code)
 {
     const cairn_stage_option *option = option_of(w->s, l, code);
     int64_t bytes = w->from.bytes + option->saved_bytes;
@@ -198,7 +198,7 @@ static void save(const leaving *w, int32_t l, int32_t code)
 }
 
 /* Stage l forward, keeping the output; by forward_drop where that alone fits. What there was of the stage goes. */
-static void keep(const leaving *w, int32_t l)
+static void keep(const expansion *w, int32_t l)
 {
     const cairn_stage *stage = stage_at(w->s, l);
     const int32_t c = crn_chain_states_next_backward(w->from.at), old = code_of(w->from.at, l);
@@ -215,7 +215,7 @@ static void keep(const leaving *w, int32_t l)
         arrive(w, with_code(to, l - 1, NONE), stage->forward_only_ns, bytes);
 }
 
-static void forwards(const leaving *w, int32_t l)
+static void forwards(const expansion *w, int32_t l)
 {
     const cairn_stage *stage = stage_at(w->s, l);
     const int32_t code = code_of(w->from.at, l);
@@ -231,7 +231,7 @@ static void forwards(const leaving *w, int32_t l)
         keep(w, l);
 }
 
-static void backward(const leaving *w)
+static void backward(const expansion *w)
 {
     const crn_place at = w->from.at;
     const int32_t c = crn_chain_states_next_backward(at);
@@ -249,10 +249,10 @@ static void backward(const leaving *w)
         arrive_and_drop(w, to, option->backward_ns, bytes, c - 1);
 }
 
-void crn_chain_states_leave(const crn_chain_states *states, const crn_state *from, crn_chain_states_reach reach,
-                            void *context)
+void crn_chain_states_expand(const crn_chain_states *states, const crn_state *from, crn_chain_states_reach reach,
+                             void *context)
 {
-    const leaving w = {states, *from, reach, context};
+    const expansion w = {states, *from, reach, context};
     for (int32_t l = 1; l <= crn_chain_states_next_backward(from->at); l++)
         forwards(&w, l);
     backward(&w);
@@ -304,12 +304,16 @@ cairn_status crn_chain_states_add_step(const crn_chain_states *states, crn_place
 
 /* ---- beginning ---- */
 
-bool crn_chain_states_take(const cairn_chain *chain)
+cairn_status crn_chain_states_accept(const cairn_chain *chain, cairn_error *error)
 {
-    bool fits = chain && chain->stage_count <= CRN_STATES_STAGES_MAX;
-    for (int32_t l = 1; fits && l <= chain->stage_count; l++)
-        fits = chain->stages[l - 1].option_count <= CRN_STATES_OPTIONS_MAX;
-    return fits;
+    if (chain->stage_count > CRN_STATES_STAGES_MAX)
+        return crn_fail(error, CAIRN_UNSUPPORTED, "chain-states takes at most %d stages, and the chain has %d",
+                        CRN_STATES_STAGES_MAX, chain->stage_count);
+    for (int32_t l = 1; l <= chain->stage_count; l++)
+        if (chain->stages[l - 1].option_count > CRN_STATES_OPTIONS_MAX)
+            return crn_fail(error, CAIRN_UNSUPPORTED, "chain-states takes at most %d options, and stage %d has %d",
+                            CRN_STATES_OPTIONS_MAX, l, chain->stages[l - 1].option_count);
+    return CAIRN_OK;
 }
 
 /* Whether x spares no less time for its bytes than y. What takes no bytes comes first, even if it spares no time. */
@@ -330,29 +334,32 @@ static void sort_in(crn_chain_states *s, const crn_stage_gain *gain)
 }
 
 /*
- * What saving stage l can spare: of a second forward, less what the option takes beyond the fastest one. From each option,
- * the next is the one that spares most for the bytes that it takes more, so together they are no less than any option.
+ * The option that spares most for its bytes beyond an option with so many bytes and so much time spared. What saving
+ * spares is a second forward, less what the option takes beyond the fastest one. False: none spares more.
  */
-static void list_gains(crn_chain_states *s, int32_t l)
+static bool find_gain(const crn_chain_states *s, int32_t l, int64_t bytes, int64_t ns, crn_stage_gain *best)
 {
     const cairn_stage *stage = stage_at(s, l);
-    crn_stage_gain best = {.l = l};
-    int64_t bytes = 0, ns = 0;
-    do {
-        best.bytes = -1;
-        for (int32_t k = 0; k < stage->option_count; k++) {
-            const cairn_stage_option *option = &stage->options[k];
-            int64_t more_ns = crn_add_saturating(option->forward_ns, option->backward_ns) - s->least[l].once_ns;
-            crn_stage_gain gain = {l, s->least[l].kept_bytes, option->saved_bytes - bytes,
-                                   s->least[l].again_ns - more_ns - ns};
-            if (gain.ns > 0 && gain.bytes >= 0 && (best.bytes < 0 || !is_no_dearer(&best, &gain)))
-                best = gain;
-        }
-        if (best.bytes >= 0)
-            sort_in(s, &best);
-        bytes += best.bytes;
-        ns += best.ns;
-    } while (best.bytes >= 0);
+    const crn_stage_least *least = &s->least[l];
+    bool is_found = false;
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        const cairn_stage_option *option = &stage->options[k];
+        int64_t more_ns = crn_add_saturating(option->forward_ns, option->backward_ns) - least->once_ns;
+        const crn_stage_gain gain = {l, least->kept_bytes, option->saved_bytes - bytes, least->again_ns - more_ns - ns};
+        if (gain.ns <= 0 || gain.bytes < 0 || (is_found && is_no_dearer(best, &gain)))
+            continue;
+        *best = gain;
+        is_found = true;
+    }
+    return is_found;
+}
+
+/* From one option to the next that spares most for its bytes: together they are no less than any option. */
+static void list_gains(crn_chain_states *s, int32_t l)
+{
+    crn_stage_gain gain;
+    for (int64_t bytes = 0, ns = 0; find_gain(s, l, bytes, ns, &gain); bytes += gain.bytes, ns += gain.ns)
+        sort_in(s, &gain);
 }
 
 /* Whether saving takes less time than keeping, or less memory while it runs. What stays is no less: A_k[l] includes a[l]. */

@@ -1,5 +1,5 @@
 /*
- * The states of a short chain in the simulator's model, the steps between them, and the least time that is left.
+ * The states of a short chain in the simulator's model, the steps between them, and the least remaining time.
  *
  * Only schedules of this form are looked at; one of the fastest has it (docs/explanation/solvers/chain-bound.md):
  *   - a saved set stays until its backward. One that is dropped before serves as an output; a[l] does that as well,
@@ -50,8 +50,8 @@ typedef struct crn_chain_states {
     int32_t gain_count;
 } crn_chain_states;
 
-/** Whether a chain (NULL = the problem is none) has few enough stages and options. */
-bool crn_chain_states_take(const cairn_chain *chain);
+/** OK, or UNSUPPORTED where a chain has too many stages or options. */
+cairn_status crn_chain_states_accept(const cairn_chain *chain, cairn_error *error);
 void crn_chain_states_init(crn_chain_states *states, const cairn_problem *problem, int64_t budget_bytes);
 
 /** The state before the first step; false where the budget is too small for it. */
@@ -59,13 +59,13 @@ bool crn_chain_states_first(const crn_chain_states *states, crn_state *first);
 /** The stage whose backward is next; 0 at the end. */
 int32_t crn_chain_states_next_backward(crn_place at);
 /** At least the time from there to the end; INT64_MAX where no schedule leads there. */
-int64_t crn_chain_states_left_ns(const crn_chain_states *states, crn_place at);
+int64_t crn_chain_states_remaining_ns(const crn_chain_states *states, crn_place at);
 
 /** Takes a state that a step leads to. */
 typedef void (*crn_chain_states_reach)(void *context, const crn_state *to);
-/** Takes all steps from a state that fit in the budget. */
-void crn_chain_states_leave(const crn_chain_states *states, const crn_state *from, crn_chain_states_reach reach,
-                            void *context);
+/** Expands a state: takes all steps from it that fit in the budget. */
+void crn_chain_states_expand(const crn_chain_states *states, const crn_state *from, crn_chain_states_reach reach,
+                             void *context);
 
 /** Adds a step that was taken from one state to another, and the drops that go with it. */
 cairn_status crn_chain_states_add_step(const crn_chain_states *states, crn_place from, crn_place to,

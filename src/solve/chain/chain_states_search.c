@@ -21,8 +21,8 @@ typedef struct search {
     size_t slot_count;
     crn_queue queue;
     cairn_allocator allocator;
-    int32_t leaving; /* the state whose steps are taken */
-    bool failed;     /* no memory */
+    int32_t expanded; /* the state whose steps are taken */
+    bool failed;      /* no memory */
 } search;
 
 /* ---- states ---- */
@@ -78,12 +78,12 @@ static void reach(void *context, const crn_state *to)
     int32_t *slot = slot_of(s, to->at);
     if (*slot >= 0 && s->states[*slot].is.ns <= to->ns)
         return;
-    int64_t estimate_ns = crn_add_saturating(to->ns, crn_chain_states_left_ns(&s->model, to->at));
+    int64_t estimate_ns = crn_add_saturating(to->ns, crn_chain_states_remaining_ns(&s->model, to->at));
     if (estimate_ns == INT64_MAX)
         return;
     if (*slot < 0)
         *slot = (int32_t)s->count++;
-    s->states[*slot] = (state){*to, estimate_ns, s->leaving};
+    s->states[*slot] = (state){*to, estimate_ns, s->expanded};
     crn_queue_push(&s->queue, (crn_queue_entry){estimate_ns, crn_chain_states_next_backward(to->at), *slot});
 }
 
@@ -93,7 +93,7 @@ static void reach(void *context, const crn_state *to)
 static int32_t run(search *s, crn_states_found *found)
 {
     crn_state from;
-    s->leaving = -1;
+    s->expanded = -1;
     if (crn_chain_states_first(&s->model, &from))
         reach(s, &from);
     for (int64_t work = 0; s->queue.count > 0 && !s->failed; work++) {
@@ -109,8 +109,8 @@ static int32_t run(search *s, crn_states_found *found)
         found->cut_short = work >= CRN_STATES_WORK;
         if (found->stopped || found->cut_short)
             return -1;
-        s->leaving = top.item;
-        crn_chain_states_leave(&s->model, &from, reach, s);
+        s->expanded = top.item;
+        crn_chain_states_expand(&s->model, &from, reach, s);
     }
     return -1;
 }

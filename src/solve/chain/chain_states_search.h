@@ -7,7 +7,7 @@
 
 #include "solve/chain/chain_states.h"
 
-/** The most states that are left before the search is cut short. */
+/** The most states that are expanded before the search is cut short. */
 enum { CRN_STATES_WORK = 200000 };
 
 typedef struct crn_states_found {

@@ -9,6 +9,12 @@
 
 #include "solve/solver.h"
 
+/** A link to the host, and what it costs to use it. */
+typedef struct crn_graph_link {
+    int64_t *price_ns;         /* of a storage: what a fetch counts as; CAIRN_NONE = it always stays */
+    int64_t *out_ns, *back_ns; /* of a storage that may be fetched: its transfers */
+} crn_graph_link;
+
 typedef struct crn_graph_model {
     int32_t node_count;
     int64_t fixed_bytes;
@@ -24,6 +30,7 @@ typedef struct crn_graph_model {
     const int32_t *keep_from; /* of a storage: first node that must be kept, or node_count */
     const bool *once;         /* of a storage: one of its nodes must not run twice */
     const bool *once_node;    /* of a node: it must not run twice */
+    const crn_graph_link *link; /* NULL = nothing is fetched */
     int64_t total_cost;
     crn_arena arena;
 } crn_graph_model;

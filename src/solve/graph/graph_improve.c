@@ -108,7 +108,7 @@ bool crn_improver_has_room(const crn_improver *im, int32_t from, int32_t to, int
 
 bool crn_improver_recomputes(const crn_improver *im, int32_t e)
 {
-    return im->eval.previous[e] >= 0 && im->trial.node[e] != im->forced;
+    return im->eval.previous[e] >= 0 && crn_improver_node(im, e) != im->forced;
 }
 
 /* ---- rounds ---- */
@@ -129,6 +129,8 @@ static void ruin(crn_improver *im)
 /* Recomputes a value just before one of its readers. newest[] is at the end of the list. */
 static bool recompute(crn_improver *im, int32_t s, int32_t q)
 {
+    if (im->model->once[s])
+        return false;
     int32_t list[CRN_IMPROVER_CLOSURE_MAX];
     int64_t cost;
     int32_t count = crn_improver_closure(im, s, q, list, &cost);
@@ -140,8 +142,9 @@ static int32_t draw_read(crn_improver *im, int32_t *at)
 {
     const crn_graph_model *model = im->model;
     *at = crn_improver_draw(im, im->trial.count);
-    int32_t v = im->trial.node[*at], degree = model->dep_begin[v + 1] - model->dep_begin[v];
-    if (degree == 0)
+    int32_t event = im->trial.node[*at], v = crn_event_node(model, event);
+    int32_t degree = model->dep_begin[v + 1] - model->dep_begin[v];
+    if (degree == 0 || crn_event_is_fetch(model, event))
         return -1;
     int32_t s = model->root[model->dep[model->dep_begin[v] + crn_improver_draw(im, degree)]];
     return model->keep[s] || model->once[s] ? -1 : s;
@@ -233,12 +236,12 @@ static bool force_costly(crn_improver *im)
     int32_t count = crn_improver_list_waiting(im, crn_improver_draw(im, im->trial.count)), chosen = -1;
     for (int i = crn_improver_draw(im, DRAWS_MAX); i >= 0 && count > 0; i--) {
         int32_t e = im->waiting[crn_improver_draw(im, count)];
-        if (chosen < 0 || im->model->cost[im->trial.node[e]] > im->model->cost[im->trial.node[chosen]])
+        if (chosen < 0 || im->model->cost[crn_improver_node(im, e)] > im->model->cost[crn_improver_node(im, chosen)])
             chosen = e;
     }
-    if (chosen < 0 || !recompute(im, im->trial.node[chosen], im->after[chosen]))
+    if (chosen < 0 || !recompute(im, crn_improver_node(im, chosen), im->after[chosen]))
         return false;
-    im->forced = im->trial.node[chosen];
+    im->forced = crn_improver_node(im, chosen);
     return true;
 }
 
@@ -247,12 +250,12 @@ static bool spare_costly(crn_improver *im)
 {
     int32_t chosen = -1;
     for (int i = crn_improver_draw(im, 2 * DRAWS_MAX); i >= 0; i--) {
-        int32_t e = crn_improver_draw(im, im->trial.count), s = im->trial.node[e];
+        int32_t e = crn_improver_draw(im, im->trial.count), s = crn_improver_node(im, e);
         if (crn_improver_recomputes(im, e) && (chosen < 0 || im->model->cost[s] > im->model->cost[chosen]))
             chosen = s;
     }
     for (int32_t e = im->trial.count - 1; e >= 0; e--)
-        if (im->trial.node[e] == chosen && crn_improver_recomputes(im, e))
+        if (crn_improver_node(im, e) == chosen && crn_improver_recomputes(im, e))
             crn_sequence_remove(&im->trial, e);
     im->spared = chosen;
     return chosen >= 0;

@@ -1,5 +1,7 @@
 #include "solve/graph/graph_sequence.h"
 
+#include "solve/graph/link_times.h"
+
 #include <string.h>
 
 int32_t crn_sequence_capacity(int32_t node_count, int32_t times)
@@ -56,6 +58,8 @@ cairn_status crn_sequence_eval_new(const crn_graph_model *model, crn_arena *aren
     eval->handle = crn_arena_alloc(arena, n, sizeof(*eval->handle));
     eval->freed = crn_arena_alloc(arena, events + 1, sizeof(*eval->freed));
     eval->stack = crn_arena_alloc(arena, n, sizeof(*eval->stack));
+    if (model->link && !(eval->times = crn_link_times_new(arena, capacity)))
+        return crn_no_memory(error);
     if (!eval->level || !eval->last || !eval->previous || !eval->instance || !eval->handle || !eval->freed ||
         !eval->stack)
         return crn_no_memory(error);
@@ -98,9 +102,9 @@ static void put_compute(emission *out, int32_t node, int32_t root)
     out->handles[root] = node;
 }
 
-static void add_cost(crn_sequence_eval *eval, int32_t node)
+static void add_cost(crn_sequence_eval *eval, int32_t event)
 {
-    if (crn_add(eval->cost, eval->model->cost[node], &eval->cost))
+    if (crn_add(eval->cost, crn_event_cost(eval->model, event), &eval->cost))
         return;
     eval->cost = INT64_MAX;
     eval->too_long = true;
@@ -116,6 +120,8 @@ static int64_t read_node(crn_sequence_eval *eval, int32_t d, int32_t e, emission
     int64_t extra = 0;
     int32_t depth = 0;
     eval->last[eval->instance[model->root[d]]] = e;
+    if (eval->times)
+        crn_link_times_read(eval->times, eval->instance[model->root[d]], e);
     if (eval->handle[d] == eval->instance[model->root[d]])
         return 0;
     eval->stack[depth++] = d;
@@ -140,18 +146,35 @@ static int64_t read_node(crn_sequence_eval *eval, int32_t d, int32_t e, emission
     return extra;
 }
 
+static void begin_instance(crn_sequence_eval *eval, int32_t storage, int32_t e)
+{
+    eval->previous[e] = eval->instance[storage];
+    eval->instance[storage] = e;
+    eval->last[e] = e;
+}
+
+static void fetch(crn_sequence_eval *eval, int32_t event, int32_t e)
+{
+    int32_t storage = crn_event_node(eval->model, event);
+    begin_instance(eval, storage, e);
+    eval->handle[storage] = e;
+    add_cost(eval, event);
+}
+
 /* One event: reads, then the node itself. Returns the extra memory while it runs. */
 static int64_t play(crn_sequence_eval *eval, int32_t v, int32_t e, emission *out)
 {
     const crn_graph_model *model = eval->model;
+    if (crn_event_is_fetch(model, v)) {
+        fetch(eval, v, e);
+        return 0;
+    }
     int64_t extra = model->extra[v];
     int32_t root = model->root[v];
     for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++)
         extra = crn_max(extra, read_node(eval, model->dep[i], e, out));
     if (root == v) {
-        eval->previous[e] = eval->instance[v];
-        eval->instance[v] = e;
-        eval->last[e] = e;
+        begin_instance(eval, v, e);
     } else {
         eval->previous[e] = -1;
         eval->last[e] = -1;
@@ -189,12 +212,14 @@ static void sum_levels(crn_sequence_eval *eval, const crn_sequence *sequence)
     const crn_graph_model *model = eval->model;
     int64_t resident = model->fixed_bytes;
     memset(freed, 0, ((size_t)sequence->count + 1) * sizeof(*freed));
+    if (eval->times)
+        crn_link_times_levels(eval, sequence);
     for (int32_t e = 0; e < sequence->count; e++)
         if (eval->last[e] >= 0)
-            freed[eval->last[e] + 1] += model->bytes[sequence->node[e]];
+            freed[eval->last[e] + 1] += model->bytes[crn_event_node(model, sequence->node[e])];
     eval->peak = resident;
     for (int32_t e = 0; e < sequence->count; e++) {
-        resident += model->bytes[sequence->node[e]] - freed[e];
+        resident += model->bytes[crn_event_node(model, sequence->node[e])] - freed[e];
         eval->level[e] += resident;
         eval->peak = crn_max(eval->peak, eval->level[e]);
     }
@@ -205,9 +230,13 @@ static void sum_levels(crn_sequence_eval *eval, const crn_sequence *sequence)
 void crn_sequence_judge(crn_sequence_eval *eval, const crn_sequence *sequence)
 {
     begin(eval);
+    if (eval->times)
+        crn_link_times_begin(eval->times, sequence->count);
     for (int32_t e = 0; e < sequence->count; e++)
         eval->level[e] = play(eval, sequence->node[e], e, NULL);
     hold_outputs(eval, sequence);
+    if (eval->times)
+        crn_link_times_place(eval, sequence);
     sum_levels(eval, sequence);
 }
 

@@ -8,6 +8,10 @@
  *
  * Recomputed aliases are not written down: reading an alias that the storage's newest instance does not have yet
  * computes it on the spot. Every other recomputation is that of a storage's root, and begins a new *instance*.
+ *
+ * Where the model has prices for it, a storage may be fetched from the host instead of being recomputed: that begins a new
+ * instance as well, and reads nothing. Such an event is written as the storage plus node_count. Sequences with fetches are
+ * judged, but not emitted: when and whether transfers have time is not known here.
  */
 #ifndef CRN_GRAPH_SEQUENCE_H
 #define CRN_GRAPH_SEQUENCE_H
@@ -35,6 +39,22 @@ bool crn_sequence_insert(crn_sequence *sequence, int32_t e, const int32_t *nodes
 /** Every node once. */
 void crn_sequence_store_all(const crn_graph_model *model, crn_sequence *sequence);
 
+static inline bool crn_event_is_fetch(const crn_graph_model *model, int32_t event)
+{
+    return event >= model->node_count;
+}
+
+/** The node that an event computes or fetches. */
+static inline int32_t crn_event_node(const crn_graph_model *model, int32_t event)
+{
+    return crn_event_is_fetch(model, event) ? event - model->node_count : event;
+}
+
+static inline int64_t crn_event_cost(const crn_graph_model *model, int32_t event)
+{
+    return crn_event_is_fetch(model, event) ? model->link->price_ns[event - model->node_count] : model->cost[event];
+}
+
 /** What one pass over a sequence finds. Arrays are indexed by event, unless said otherwise. */
 typedef struct crn_sequence_eval {
     const crn_graph_model *model;
@@ -47,6 +67,7 @@ typedef struct crn_sequence_eval {
     int32_t *previous; /* event of the storage's instance before this one, -1 = first computation */
     int32_t *instance; /* of a storage: its newest instance */
     int32_t *handle;   /* of a node: newest instance that has this handle */
+    struct crn_link_times *times; /* NULL where nothing is fetched */
     int64_t *freed;    /* scratch: bytes that the event before frees */
     int32_t *stack;    /* scratch */
 } crn_sequence_eval;

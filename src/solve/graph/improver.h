@@ -51,6 +51,11 @@ bool crn_improver_is_stopped(const crn_improver *im);
 void crn_improver_judge(crn_improver *im);
 /** Whether bytes more fit on all events in [from, to) of the trial, which was judged. */
 bool crn_improver_has_room(const crn_improver *im, int32_t from, int32_t to, int64_t bytes);
+/** The node that event e of the trial computes or fetches. */
+static inline int32_t crn_improver_node(const crn_improver *im, int32_t e)
+{
+    return crn_event_node(im->model, im->trial.node[e]);
+}
 /** Whether event e is a recomputation that may be left out. */
 bool crn_improver_recomputes(const crn_improver *im, int32_t e);
 

@@ -33,7 +33,7 @@ static int32_t list_gains(crn_improver *im)
         im->following[e] = -1;
         if (!crn_improver_recomputes(im, e))
             continue;
-        double cost = crn_priced_cost(im->model->cost[im->trial.node[e]]);
+        double cost = crn_priced_cost(crn_event_cost(im->model, im->trial.node[e]));
         im->gains[count++] = (crn_improver_gain){cost * crn_improver_factor(im), e};
         im->following[im->eval.previous[e]] = e;
     }
@@ -46,7 +46,7 @@ static bool absorb(crn_improver *im, int32_t e)
 {
     crn_sequence_eval *eval = &im->eval;
     int32_t before = eval->previous[e], from = eval->last[before] + 1;
-    int64_t bytes = im->model->bytes[im->trial.node[e]];
+    int64_t bytes = im->model->bytes[crn_improver_node(im, e)];
     if (eval->last[e] > e) { /* somebody reads it */
         if (!crn_improver_has_room(im, from, e, bytes))
             return false;

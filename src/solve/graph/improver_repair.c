@@ -6,6 +6,7 @@
 #include <string.h>
 
 #include "solve/graph/improver.h"
+#include "solve/graph/link_times.h"
 
 enum { REPAIRS_MAX = 400, CANDIDATES_MAX = 1024 };
 
@@ -14,8 +15,9 @@ void crn_improver_find_waits(crn_improver *im, int32_t p)
     const crn_graph_model *model = im->model;
     const crn_sequence *s = &im->trial;
     for (int32_t e = 0; e < s->count; e++) {
-        int32_t v = s->node[e];
-        for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++) {
+        int32_t v = crn_event_node(model, s->node[e]);
+        bool reads = !crn_event_is_fetch(model, s->node[e]);
+        for (int32_t i = model->dep_begin[v]; reads && i < model->dep_begin[v + 1]; i++) {
             int32_t instance = im->newest[model->root[model->dep[i]]];
             if (e <= p)
                 im->before[instance] = e;
@@ -39,8 +41,29 @@ static int32_t instance_before(const crn_improver *im, int32_t s, int32_t q)
     return instance;
 }
 
-int32_t crn_improver_closure(crn_improver *im, int32_t s, int32_t q, int32_t list[CRN_IMPROVER_CLOSURE_MAX],
-                             int64_t *cost)
+static bool can_be_fetched(const crn_graph_model *model, int32_t s)
+{
+    return model->link && model->link->price_ns[s] != CAIRN_NONE;
+}
+
+static bool comes_back(const crn_graph_model *model, int32_t s)
+{
+    return !model->once[s] || can_be_fetched(model, s);
+}
+
+/* Ancestors have smaller indices. */
+static void sort_events(const crn_graph_model *model, int32_t *list, int32_t count)
+{
+    for (int32_t k = 1; k < count; k++)
+        for (int32_t j = k; j > 0 && crn_event_node(model, list[j]) < crn_event_node(model, list[j - 1]); j--) {
+            int32_t swap = list[j];
+            list[j] = list[j - 1];
+            list[j - 1] = swap;
+        }
+}
+
+/* What must be computed, or fetched, just before event q to recompute s there. */
+int32_t crn_improver_closure(crn_improver *im, int32_t s, int32_t q, int32_t list[CRN_IMPROVER_CLOSURE_MAX], int64_t *cost)
 {
     const crn_graph_model *model = im->model;
     int32_t count = 0;
@@ -54,25 +77,25 @@ int32_t crn_improver_closure(crn_improver *im, int32_t s, int32_t q, int32_t lis
     im->mark[s] = im->marker;
     for (int32_t k = 0; k < count; k++) {
         int32_t v = list[k];
-        *cost += model->cost[v];
+        *cost += crn_event_cost(model, v);
+        if (crn_event_is_fetch(model, v))
+            continue;
         for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++) {
             int32_t d = model->root[model->dep[i]], instance = instance_before(im, d, q);
             if (im->mark[d] == im->marker || im->eval.last[instance] >= q || model->keep[d])
                 continue;
             im->mark[d] = im->marker;
-            if (model->once[d] || crn_improver_has_room(im, im->eval.last[instance] + 1, q, model->bytes[d]))
+            if (!comes_back(model, d) || crn_improver_has_room(im, im->eval.last[instance] + 1, q, model->bytes[d]))
                 continue;
             if (count == CRN_IMPROVER_CLOSURE_MAX)
                 return 0;
-            list[count++] = d;
+            int32_t left, back;
+            bool fetch = crn_link_times_away(&im->eval, d, im->eval.last[instance], q, &left, &back) &&
+                         (model->once[d] || model->link->price_ns[d] <= model->cost[d]);
+            list[count++] = fetch ? d + model->node_count : d;
         }
     }
-    for (int32_t k = 1; k < count; k++) /* insertion sort: ancestors have smaller indices */
-        for (int32_t j = k; j > 0 && list[j] < list[j - 1]; j--) {
-            int32_t swap = list[j];
-            list[j] = list[j - 1];
-            list[j - 1] = swap;
-        }
+    sort_events(model, list, count);
     return count;
 }
 
@@ -94,8 +117,8 @@ static int32_t count_shortages(crn_improver *im)
 static bool waits_across(const crn_improver *im, int32_t e, int32_t p)
 {
     const crn_graph_model *model = im->model;
-    int32_t s = im->trial.node[e];
-    return im->eval.last[e] > p && im->before[e] < p && im->after[e] >= 0 && !model->keep[s] && !model->once[s] &&
+    int32_t s = crn_improver_node(im, e);
+    return im->eval.last[e] > p && im->before[e] < p && im->after[e] >= 0 && !model->keep[s] && comes_back(model, s) &&
            model->bytes[s] > 0 && s != im->spared;
 }
 
@@ -125,7 +148,20 @@ static bool relieve(crn_improver *im, int32_t p)
     for (int32_t i = 0; i < waiting_count; i++) {
         if (i % CRN_IMPROVER_POLL_EVERY == CRN_IMPROVER_POLL_EVERY - 1 && crn_improver_is_stopped(im))
             return false;
-        int32_t e = im->waiting[i], s = im->trial.node[e], q = im->after[e];
+        int32_t e = im->waiting[i], s = crn_improver_node(im, e), q = im->after[e];
+        int32_t left, back;
+        if (crn_link_times_away(&im->eval, s, im->before[e], q, &left, &back) && left <= p && p < back) {
+            double relieved = (double)crn_min(lack, model->bytes[s]) * (double)(im->short_count[back] - im->short_count[left]);
+            double price = crn_priced_cost(model->link->price_ns[s]) * crn_improver_factor(im) / relieved;
+            if (price < least) {
+                least = price;
+                chosen_count = 1;
+                chosen_at = back;
+                chosen[0] = s + model->node_count;
+            }
+        }
+        if (model->once[s])
+            continue;
         int32_t count = crn_improver_closure(im, s, q, list, &cost);
         if (count == 0)
             continue;

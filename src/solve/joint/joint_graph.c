@@ -14,6 +14,7 @@
  *           not by the clock.
  */
 #include "solve/joint/joint_portfolio.h"
+#include "solve/joint/joint_priced.h"
 #include "solve/joint/joint_session.h"
 
 enum { GRID = 8, SHARE = 24, FIRST_SHARE = 4 };
@@ -64,6 +65,15 @@ static cairn_status offer_lists(const crn_joint *s, crn_joint_search *search, ca
     for (int32_t i = 0; i < GRID; i++)
         budgets[i] = s->lists_bytes + span / GRID * i;
     return crn_joint_ask(&sub, "graph-search", budgets, GRID, take_list, search, NULL, &search->cut_short, error);
+}
+
+/* From the best schedule without transfers that is known. */
+static cairn_status offer_priced(crn_joint_search *search, cairn_error *error)
+{
+    const crn_task *task = search->task;
+    const cairn_builder *known = task->known_list ? task->known_list : task->known;
+    int64_t rounds = task->deadline_ns == CAIRN_NONE ? with_fewer_rounds(task).iterations : INT64_MAX;
+    return crn_joint_offer_priced(search, known ? known : search->best, rounds, error);
 }
 
 /* ---- the solver ---- */
@@ -145,6 +155,8 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
     CRN_TRY(search->task->known ? crn_joint_offer_known(search, error) : offer_first(search, budget_bytes, error));
     CRN_TRY(offer_store_all(search, error));
     if (!crn_joint_is_done(search))
+        CRN_TRY(offer_priced(search, error));
+    if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, &search->cut_short,
                               error));
     if (!crn_joint_is_done(search))
@@ -166,7 +178,7 @@ static int64_t joint_memory(const crn_task *task)
     const crn_solver *search = crn_solver_find("graph-search");
     int64_t nodes = cairn_problem_graph(task->problem)->node_count;
     return (crn_joint_pool_size(task) + 2) * crn_transfer_memory(task, 4 * nodes + 64) + search->memory(task) +
-           (1 << 20);
+           crn_joint_priced_memory((int32_t)nodes) + (1 << 20);
 }
 
 /* Measured: ten seconds or more for graphs of some hundred nodes, of which the larger ones get fewer rounds. */

@@ -169,6 +169,18 @@ cairn_status crn_joint_offer_list(crn_joint_search *search, const cairn_builder 
     return CAIRN_OK;
 }
 
+cairn_status crn_joint_try_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
+                                int64_t *makespan_ns, cairn_error *error)
+{
+    crn_joint_entry entry;
+    *makespan_ns = INT64_MAX;
+    CRN_TRY(make_entry(search, cairn_builder_ops(builder), cairn_builder_count(builder), goes, &entry, error));
+    if (entry.fit)
+        *makespan_ns = entry.fit->best_ns;
+    free_entry(search, &entry);
+    return CAIRN_OK;
+}
+
 /* ---- changing a list ---- */
 
 static int64_t random_below(crn_joint_search *search, int64_t below)

@@ -54,6 +54,9 @@ cairn_status crn_joint_offer(crn_joint_search *search, const cairn_builder *buil
  */
 cairn_status crn_joint_offer_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
                                   cairn_error *error);
+/** The same of a list that is not to be improved; its makespan, INT64_MAX where it does not fit. */
+cairn_status crn_joint_try_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
+                                int64_t *makespan_ns, cairn_error *error);
 /**
  * Improves the best lists with this many rounds in all: mostly which of their copies are offloaded; now and then, of
  * a chain, the list itself, by a random change that leaves it valid. Polls.

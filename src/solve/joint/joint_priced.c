@@ -1,0 +1,267 @@
+#include "solve/joint/joint_priced.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "solve/graph/graph_improve.h"
+#include "solve/graph/graph_walk.h"
+#include "solve/joint/joint_session.h"
+
+/*
+ * The first price, how much lower the next one is, and how many are tried; so many in a row that are worse end it. Then
+ * prices on both sides of the best one, ever nearer to it.
+ */
+#define PRICE_FIRST 0.3
+#define PRICE_STEP 0.6
+#define PRICE_NEAR 0.77
+enum { PRICES = 12, WORSE_MAX = 2, NEARER = 3 };
+
+/* Of the time that is left, one of so many parts: for each price, and for the best one at the end. */
+enum { PRICE_PARTS = 24, BEST_PARTS = 6 };
+
+enum { BYTES_OF_EVENT = 240 };
+
+typedef struct priced {
+    crn_joint_search *search;
+    crn_graph_model *model; /* with the link, and room for what follows */
+    crn_graph_link link;
+    int64_t *link_ns; /* of a storage: what a fetch takes of the link; CAIRN_NONE = it always stays */
+    crn_improver *improver;
+    crn_sequence_eval eval;
+    crn_sequence at, best, list; /* where the search is; the best so far; one without fetches */
+    double best_price;
+    int64_t best_ns;
+    int32_t *made; /* of a storage: its newest instance in the list */
+    bool *goes;    /* of an event of the list: what it makes is fetched later */
+} priced;
+
+/* ---- the link ---- */
+
+/* Whether all that an alias reads lies in its own storage, so that it can be computed again when that is back. */
+static bool stands_alone(const crn_graph_model *model, int32_t v)
+{
+    for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++)
+        if (model->root[model->dep[i]] != model->root[v])
+            return false;
+    return !model->once_node[v] && model->extra[v] == 0;
+}
+
+static void measure_storage(priced *p, int32_t s)
+{
+    const crn_graph_model *model = p->model;
+    const cairn_machine *machine = p->search->task->machine;
+    int64_t bytes = model->bytes[s], *out_ns = &p->link.out_ns[s], *back_ns = &p->link.back_ns[s];
+    *out_ns = cairn_transfer_ns(bytes, machine->to_host_bytes_per_s, machine->latency_ns);
+    *back_ns = cairn_transfer_ns(bytes, machine->to_device_bytes_per_s, machine->latency_ns);
+    p->link_ns[s] = CAIRN_NONE;
+    if (model->root[s] != s || model->keep[s] || bytes == 0 || bytes > machine->host_bytes || *out_ns < 0 ||
+        *back_ns < 0)
+        return;
+    p->link_ns[s] = machine->shared_link ? crn_add_saturating(*out_ns, *back_ns) : crn_max(*out_ns, *back_ns);
+}
+
+static void measure_link(priced *p)
+{
+    const crn_graph_model *model = p->model;
+    for (int32_t v = 0; v < model->node_count; v++)
+        measure_storage(p, v);
+    for (int32_t v = 0; v < model->node_count; v++)
+        if (model->root[v] != v && !stands_alone(model, v))
+            p->link_ns[model->root[v]] = CAIRN_NONE;
+}
+
+static void set_price(priced *p, double price)
+{
+    for (int32_t s = 0; s < p->model->node_count; s++)
+        p->link.price_ns[s] = p->link_ns[s] == CAIRN_NONE ? CAIRN_NONE : (int64_t)((double)p->link_ns[s] * price);
+}
+
+/* ---- lists ---- */
+
+/* Leaves the fetches out. */
+static void make_list(priced *p, const crn_sequence *sequence)
+{
+    p->list.count = 0;
+    for (int32_t e = 0; e < sequence->count; e++) {
+        int32_t v = crn_event_node(p->model, sequence->node[e]);
+        if (crn_event_is_fetch(p->model, sequence->node[e])) {
+            p->goes[p->made[v]] = true;
+            continue;
+        }
+        p->made[v] = p->list.count;
+        p->goes[p->list.count] = false;
+        p->list.node[p->list.count++] = v;
+    }
+}
+
+/* By computation: those of a list are the events of its sequence and, in between, aliases that are computed again. */
+static void mark_computations(const priced *p, const cairn_builder *builder, bool *goes)
+{
+    const cairn_op *ops = cairn_builder_ops(builder);
+    for (int64_t i = 0, made = 0, e = 0; i < cairn_builder_count(builder); i++) {
+        if (ops[i].code != CAIRN_OP_COMPUTE)
+            continue;
+        bool is_event = e < p->list.count && p->list.node[e] == ops[i].index;
+        goes[made++] = is_event && p->goes[e++];
+    }
+}
+
+/* Gives the list to the search: to be judged, or, where makespan_ns is NULL, to be improved as well. */
+static cairn_status give(const priced *p, const cairn_builder *builder, int64_t *makespan_ns, cairn_error *error)
+{
+    crn_joint_search *search = p->search;
+    size_t count = (size_t)cairn_builder_count(builder);
+    bool *goes = crn_alloc(&search->allocator, count, sizeof(*goes));
+    if (!goes)
+        return crn_no_memory(error);
+    mark_computations(p, builder, goes);
+    cairn_status status = makespan_ns ? crn_joint_try_list(search, builder, goes, makespan_ns, error)
+                                      : crn_joint_offer_list(search, builder, goes, error);
+    crn_free(&search->allocator, goes, count, sizeof(*goes));
+    return status;
+}
+
+static cairn_status offer(priced *p, const crn_sequence *sequence, int64_t *makespan_ns, cairn_error *error)
+{
+    const crn_task *task = p->search->task;
+    cairn_builder *builder;
+    make_list(p, sequence);
+    CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
+    cairn_status status = crn_sequence_emit(&p->eval, &p->list, builder, error);
+    if (status == CAIRN_OK)
+        status = give(p, builder, makespan_ns, error);
+    cairn_builder_free(builder);
+    return status;
+}
+
+/* ---- prices ---- */
+
+/* Goes on from where the search is; p->at is what it finds. */
+static cairn_status try_price(priced *p, double price, int64_t parts, int64_t rounds, int64_t *makespan_ns,
+                              cairn_error *error)
+{
+    const crn_task part = crn_task_part(p->search->task, parts);
+    crn_improver_stop stop = {.task = &part};
+    int64_t cost;
+    *makespan_ns = INT64_MAX;
+    set_price(p, price);
+    crn_improver_heed(p->improver, &stop, true);
+    if (!crn_improver_begin(p->improver, &p->at, p->search->budget_bytes))
+        return CAIRN_OK;
+    crn_improver_run(p->improver, rounds);
+    crn_sequence_copy(&p->at, crn_improver_best(p->improver, &cost));
+    CRN_TRY(offer(p, &p->at, makespan_ns, error));
+    if (*makespan_ns > p->best_ns)
+        return CAIRN_OK;
+    p->best_ns = *makespan_ns;
+    p->best_price = price;
+    crn_sequence_copy(&p->best, &p->at);
+    return CAIRN_OK;
+}
+
+static cairn_status try_from_best(priced *p, double price, int64_t parts, int64_t rounds, cairn_error *error)
+{
+    int64_t makespan_ns;
+    if (crn_joint_is_done(p->search) || crn_should_stop(p->search->task, NULL))
+        return CAIRN_OK;
+    crn_sequence_copy(&p->at, &p->best);
+    return try_price(p, price, parts, rounds, &makespan_ns, error);
+}
+
+/* From the first price down, each from the sequence of the one before. */
+static cairn_status try_falling(priced *p, int64_t rounds, cairn_error *error)
+{
+    double price = PRICE_FIRST;
+    for (int i = 0, worse = 0; i < PRICES && worse < WORSE_MAX; i++, price *= PRICE_STEP) {
+        int64_t before_ns = p->best_ns, makespan_ns;
+        if (crn_joint_is_done(p->search) || crn_should_stop(p->search->task, NULL))
+            break;
+        CRN_TRY(try_price(p, price, PRICE_PARTS, rounds, &makespan_ns, error));
+        worse = makespan_ns < before_ns ? 0 : worse + (makespan_ns > before_ns || makespan_ns == INT64_MAX);
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status try_near(priced *p, int64_t rounds, cairn_error *error)
+{
+    double step = PRICE_NEAR;
+    for (int i = 0; i < NEARER; i++, step = sqrt(step)) {
+        double price = p->best_price;
+        CRN_TRY(try_from_best(p, price * step, PRICE_PARTS, rounds, error));
+        CRN_TRY(try_from_best(p, price / step, PRICE_PARTS, rounds, error));
+    }
+    return CAIRN_OK;
+}
+
+static cairn_status try_all(priced *p, int64_t rounds, cairn_error *error)
+{
+    int64_t few = crn_min(rounds, p->model->node_count);
+    CRN_TRY(try_falling(p, few, error));
+    if (p->best_ns == INT64_MAX)
+        return CAIRN_OK;
+    CRN_TRY(try_near(p, few, error));
+    CRN_TRY(try_from_best(p, p->best_price, BEST_PARTS, rounds, error));
+    return offer(p, &p->best, NULL, error);
+}
+
+/* ---- beginning ---- */
+
+/* False: it has transfers, or is too long. */
+static bool read_start(priced *p, const cairn_builder *start)
+{
+    const cairn_op *ops = cairn_builder_ops(start);
+    memset(p->made, 0, (size_t)p->model->node_count * sizeof(*p->made));
+    for (int64_t i = 0; i < cairn_builder_count(start); i++) {
+        int32_t v = ops[i].index;
+        if (ops[i].code == CAIRN_OP_DROP || (p->model->root[v] != v && p->made[v]++ > 0))
+            continue; /* aliases that are computed again follow from the others */
+        if (ops[i].code != CAIRN_OP_COMPUTE || p->at.count == p->at.capacity)
+            return false;
+        p->at.node[p->at.count++] = v;
+    }
+    return p->at.count > 0;
+}
+
+static cairn_status fill(priced *p, const cairn_builder *start, cairn_error *error)
+{
+    static const crn_improver_leeway leeway = {500, 100, 0};
+    crn_arena *arena = &p->model->arena;
+    size_t nodes = (size_t)p->model->node_count;
+    int32_t capacity = crn_sequence_capacity(p->model->node_count, CRN_WALK_TIMES);
+    bool fits = (p->link.price_ns = crn_arena_alloc(arena, nodes, sizeof(int64_t))) &&
+                (p->link.out_ns = crn_arena_alloc(arena, nodes, sizeof(int64_t))) &&
+                (p->link.back_ns = crn_arena_alloc(arena, nodes, sizeof(int64_t))) &&
+                (p->link_ns = crn_arena_alloc(arena, nodes, sizeof(int64_t))) &&
+                (p->made = crn_arena_alloc(arena, nodes, sizeof(int32_t))) &&
+                (p->goes = crn_arena_alloc(arena, (size_t)capacity, sizeof(bool))) &&
+                crn_sequence_new(arena, capacity, &p->at) && crn_sequence_new(arena, capacity, &p->best) &&
+                crn_sequence_new(arena, capacity, &p->list);
+    if (!fits)
+        return crn_no_memory(error);
+    CRN_TRY(crn_sequence_eval_new(p->model, arena, capacity, &p->eval, error));
+    measure_link(p);
+    p->model->link = &p->link;
+    if (!read_start(p, start))
+        crn_sequence_store_all(p->model, &p->at);
+    uint64_t seed = (uint64_t)crn_max(0, p->search->task->settings->seed);
+    return crn_improver_new(p->model, capacity, seed, leeway, &p->improver, error);
+}
+
+cairn_status crn_joint_offer_priced(crn_joint_search *search, const cairn_builder *start, int64_t rounds,
+                                    cairn_error *error)
+{
+    priced p = {.search = search, .best_ns = INT64_MAX};
+    const crn_task sub = crn_task_without_machine(search->task);
+    CRN_TRY(crn_graph_model_new(&sub, &p.model, error));
+    cairn_status status = fill(&p, start, error);
+    if (status == CAIRN_OK)
+        status = try_all(&p, rounds, error);
+    crn_improver_free(p.improver);
+    crn_graph_model_free(p.model);
+    return status;
+}
+
+int64_t crn_joint_priced_memory(int32_t node_count)
+{
+    return (int64_t)BYTES_OF_EVENT * crn_sequence_capacity(node_count, CRN_WALK_TIMES) + 200 * (int64_t)node_count;
+}

@@ -17,7 +17,7 @@
 #include "solve/joint/joint_priced.h"
 #include "solve/joint/joint_session.h"
 
-enum { GRID = 8, SHARE = 24, FIRST_SHARE = 4 };
+enum { SHARE = 24, FIRST_SHARE = 4 };
 
 /* ---- lists ---- */
 
@@ -50,21 +50,6 @@ static crn_settings with_fewer_rounds(const crn_task *task)
     int64_t rounds = default_rounds(task, INT64_C(30000000)) / SHARE;
     settings.iterations = settings.iterations >= 0 ? crn_min(settings.iterations, rounds) : rounds;
     return settings;
-}
-
-/* graph-search at budgets from its least to storing everything, each with a share of its usual rounds. */
-static cairn_status offer_lists(const crn_joint *s, crn_joint_search *search, cairn_error *error)
-{
-    int64_t budgets[GRID], span = s->store_all_bytes - s->lists_bytes;
-    crn_task sub = crn_task_without_machine(search->task);
-    crn_settings settings = with_fewer_rounds(&sub);
-    if (s->lists_bytes == INT64_MAX || span <= 0)
-        return CAIRN_OK;
-    sub.settings = &settings;
-    sub.budget_max_bytes = CAIRN_NONE;
-    for (int32_t i = 0; i < GRID; i++)
-        budgets[i] = s->lists_bytes + span / GRID * i;
-    return crn_joint_ask(&sub, "graph-search", budgets, GRID, take_list, search, NULL, &search->cut_short, error);
 }
 
 /* From the best schedule without transfers that is known. */
@@ -129,8 +114,7 @@ static cairn_status lower_least(const crn_task *task, crn_joint *s, cairn_error 
     crn_task sub = crn_task_without_machine(task);
     need storing = {task, INT64_MAX};
     sub.budget_max_bytes = CAIRN_NONE;
-    CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->lists_bytes, &s->is_rough, error));
-    s->least_bytes = s->lists_bytes;
+    CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
     CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
     CRN_TRY(crn_joint_ask(&sub, "brute-graph", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
     CRN_TRY(crn_joint_ask(&sub, "store-all", &none, 1, take_need, &storing, NULL, &s->is_rough, error));
@@ -152,6 +136,7 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
                                cairn_error *error)
 {
     crn_task sub = crn_task_without_machine(search->task);
+    (void)s;
     CRN_TRY(search->task->known ? crn_joint_offer_known(search, error) : offer_first(search, budget_bytes, error));
     CRN_TRY(offer_store_all(search, error));
     if (!crn_joint_is_done(search))
@@ -159,8 +144,6 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
     if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, &search->cut_short,
                               error));
-    if (!crn_joint_is_done(search))
-        CRN_TRY(offer_lists(s, search, error));
     if (!crn_joint_is_done(search) && !search->task->known)
         CRN_TRY(crn_joint_ask_alone(search, NULL, NULL, 0, error));
     answer->iterations = crn_work_limit(search->task, rounds_of(search->task));

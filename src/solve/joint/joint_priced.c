@@ -17,7 +17,7 @@
 enum { PRICES = 12, WORSE_MAX = 2, NEARER = 3 };
 
 /* Of the time that is left, one of so many parts: for each price, and for the best one at the end. */
-enum { PRICE_PARTS = 24, BEST_PARTS = 6 };
+enum { PRICE_PARTS = 24, BEST_PARTS = 4 };
 
 enum { BYTES_OF_EVENT = 240 };
 

@@ -13,6 +13,7 @@
 typedef struct crn_graph_link {
     int64_t *price_ns;         /* of a storage: what a fetch counts as; CAIRN_NONE = it always stays */
     int64_t *out_ns, *back_ns; /* of a storage that may be fetched: its transfers */
+    int64_t host_bytes;        /* INT64_MAX = all storages fit at once */
 } crn_graph_link;
 
 typedef struct crn_graph_model {

@@ -9,9 +9,11 @@ crn_link_times *crn_link_times_new(crn_arena *arena, int32_t capacity)
     bool made = times && (times->first = crn_arena_alloc(arena, events, sizeof(*times->first))) &&
                 (times->next = crn_arena_alloc(arena, events, sizeof(*times->next))) &&
                 (times->lists = crn_arena_alloc(arena, events, sizeof(*times->lists))) &&
+                (times->left = crn_arena_alloc(arena, events, sizeof(*times->left))) &&
                 (times->begin = crn_arena_alloc(arena, events, sizeof(*times->begin))) &&
                 (times->clock_ns = crn_arena_alloc(arena, events, sizeof(*times->clock_ns))) &&
                 (times->out_ns = crn_arena_alloc(arena, events, sizeof(*times->out_ns))) &&
+                (times->on_host = crn_arena_alloc(arena, events, sizeof(*times->on_host))) &&
                 (times->back_ns = crn_arena_alloc(arena, events, sizeof(*times->back_ns)));
     return made ? times : NULL;
 }
@@ -77,6 +79,7 @@ static void place_offloads(crn_sequence_eval *eval, const crn_sequence *sequence
             enlist(times, eval->last[eval->previous[e]], e);
     for (int32_t u = 0; u < sequence->count; u++) {
         for (int32_t e = times->lists[u]; e >= 0; e = times->next[e]) {
+            times->left[e] = u + 1;
             if (crn_event_is_fetch(model, sequence->node[eval->previous[e]]))
                 continue; /* it is on the host still */
             int64_t begin_ns = crn_max(done_ns, times->clock_ns[u + 1]);
@@ -106,11 +109,50 @@ static void place_fetches(crn_sequence_eval *eval, const crn_sequence *sequence)
     }
 }
 
+/* ---- the host ---- */
+
+static bool host_is_scarce(const crn_graph_model *model)
+{
+    return model->link->host_bytes < INT64_MAX;
+}
+
+/* A copy is there from the last reader before it, or as long as the one that was fetched before, to the next reader. */
+static void measure_host(const crn_sequence_eval *eval, const crn_sequence *sequence)
+{
+    const crn_link_times *times = eval->times;
+    memset(times->on_host, 0, ((size_t)sequence->count + 1) * sizeof(*times->on_host));
+    for (int32_t e = 0; e < sequence->count; e++) {
+        int32_t event = sequence->node[e], before = eval->previous[e];
+        if (!crn_event_is_fetch(eval->model, event) || times->first[e] < 0)
+            continue;
+        int64_t bytes = eval->model->bytes[crn_event_node(eval->model, event)];
+        bool stays = crn_event_is_fetch(eval->model, sequence->node[before]) && times->first[before] >= 0;
+        times->on_host[stays ? times->first[before] : times->left[e]] += bytes;
+        times->on_host[times->first[e]] -= bytes;
+    }
+    for (int32_t e = 0; e < sequence->count; e++)
+        times->on_host[e + 1] += times->on_host[e];
+}
+
+static bool host_has_room(const crn_sequence_eval *eval, int32_t from, int32_t to, int64_t bytes)
+{
+    if (!host_is_scarce(eval->model))
+        return true;
+    for (int32_t e = from; e < to; e++)
+        if (eval->times->on_host[e] > eval->model->link->host_bytes - bytes)
+            return false;
+    return true;
+}
+
+/* ---- all ---- */
+
 void crn_link_times_place(crn_sequence_eval *eval, const crn_sequence *sequence)
 {
     measure(eval->model, eval->times, sequence);
     place_offloads(eval, sequence);
     place_fetches(eval, sequence);
+    if (host_is_scarce(eval->model))
+        measure_host(eval, sequence);
 }
 
 void crn_link_times_levels(crn_sequence_eval *eval, const crn_sequence *sequence)
@@ -135,5 +177,5 @@ bool crn_link_times_away(const crn_sequence_eval *eval, int32_t storage, int32_t
     int64_t back_ns = crn_min(times->back_ns[next], times->clock_ns[next]) - link->back_ns[storage];
     *from = event_at(times, crn_add_saturating(out_ns, link->out_ns[storage]), last + 1, next);
     *to = event_before(times, back_ns, last + 1, next);
-    return *from < *to;
+    return *from < *to && host_has_room(eval, last + 1, next, eval->model->bytes[storage]);
 }

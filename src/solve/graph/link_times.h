@@ -15,9 +15,11 @@ typedef struct crn_link_times {
     int32_t *first;    /* of an instance: the event that reads it first; -1 = none */
     int32_t *next;     /* of an instance: another one in the same list */
     int32_t *lists;    /* of an event: the instances that are placed at it */
+    int32_t *left;     /* of a fetch: the event after the last reader before it */
     int32_t *begin;    /* of a fetch: the event in which its transfer begins */
     int64_t *clock_ns; /* of an event: what those before it take */
     int64_t *out_ns;   /* of an event: when the link to the host has done what it has to do for readers up to it */
+    int64_t *on_host;  /* of an event: bytes on the host, where not all storages fit there */
     int64_t *back_ns;  /* of an event: from when the link to the device works for readers from it on */
 } crn_link_times;
 

@@ -252,6 +252,19 @@ static cairn_status fit_once(crn_fit *f, int noise, cairn_error *error)
     return judge(f, error);
 }
 
+/* What is offloaded to begin with, as far as the host has room. */
+static void take_first(crn_fit *f, const bool *first)
+{
+    if (!f->host_is_scarce) {
+        memcpy(f->now, first, (size_t)f->transfer->wait_count);
+        return;
+    }
+    measure(f);
+    for (int32_t w = 0; w < f->transfer->wait_count && !is_stopped(f, 1); w++)
+        if (first[w] && host_takes(f, w))
+            change(f, w, true);
+}
+
 cairn_status crn_fit_begin(crn_fit *fit, int64_t budget_bytes, const bool *first, cairn_error *error)
 {
     size_t count = (size_t)fit->transfer->wait_count;
@@ -263,7 +276,7 @@ cairn_status crn_fit_begin(crn_fit *fit, int64_t budget_bytes, const bool *first
     fit->best_ns = INT64_MAX;
     memset(fit->now, 0, count);
     if (first)
-        memcpy(fit->now, first, count);
+        take_first(fit, first);
     CRN_TRY(fit_once(fit, 0, error));
     if (fit->best_ns < INT64_MAX || fit->host_is_scarce)
         return CAIRN_OK;

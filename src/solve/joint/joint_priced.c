@@ -57,14 +57,20 @@ static void measure_storage(priced *p, int32_t s)
     if (model->root[s] != s || model->keep[s] || bytes == 0 || bytes > machine->host_bytes || *out_ns < 0 ||
         *back_ns < 0)
         return;
-    p->link_ns[s] = machine->shared_link ? crn_add_saturating(*out_ns, *back_ns) : crn_max(*out_ns, *back_ns);
+    if (machine->shared_link) /* as if each way had half of it */
+        *out_ns = *back_ns = crn_add_saturating(*out_ns, *back_ns);
+    p->link_ns[s] = crn_max(*out_ns, *back_ns);
 }
 
 static void measure_link(priced *p)
 {
     const crn_graph_model *model = p->model;
-    for (int32_t v = 0; v < model->node_count; v++)
+    int64_t bytes = 0;
+    for (int32_t v = 0; v < model->node_count; v++) {
         measure_storage(p, v);
+        bytes = crn_add_saturating(bytes, model->bytes[v]);
+    }
+    p->link.host_bytes = bytes > p->search->task->machine->host_bytes ? p->search->task->machine->host_bytes : INT64_MAX;
     for (int32_t v = 0; v < model->node_count; v++)
         if (model->root[v] != v && !stands_alone(model, v))
             p->link_ns[model->root[v]] = CAIRN_NONE;
@@ -106,8 +112,9 @@ static void mark_computations(const priced *p, const cairn_builder *builder, boo
     }
 }
 
-/* Gives the list to the search: to be judged, or, where makespan_ns is NULL, to be improved as well. */
-static cairn_status give(const priced *p, const cairn_builder *builder, int64_t *makespan_ns, cairn_error *error)
+/* Gives the list to the search, to be improved or only judged. */
+static cairn_status give(const priced *p, const cairn_builder *builder, bool improve, int64_t *makespan_ns,
+                         cairn_error *error)
 {
     crn_joint_search *search = p->search;
     size_t count = (size_t)cairn_builder_count(builder);
@@ -115,13 +122,13 @@ static cairn_status give(const priced *p, const cairn_builder *builder, int64_t 
     if (!goes)
         return crn_no_memory(error);
     mark_computations(p, builder, goes);
-    cairn_status status = makespan_ns ? crn_joint_try_list(search, builder, goes, makespan_ns, error)
-                                      : crn_joint_offer_list(search, builder, goes, error);
+    cairn_status status = crn_joint_try_list(search, builder, goes, improve, makespan_ns, error);
     crn_free(&search->allocator, goes, count, sizeof(*goes));
     return status;
 }
 
-static cairn_status offer(priced *p, const crn_sequence *sequence, int64_t *makespan_ns, cairn_error *error)
+static cairn_status offer(priced *p, const crn_sequence *sequence, bool improve, int64_t *makespan_ns,
+                          cairn_error *error)
 {
     const crn_task *task = p->search->task;
     cairn_builder *builder;
@@ -129,7 +136,7 @@ static cairn_status offer(priced *p, const crn_sequence *sequence, int64_t *make
     CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
     cairn_status status = crn_sequence_emit(&p->eval, &p->list, builder, error);
     if (status == CAIRN_OK)
-        status = give(p, builder, makespan_ns, error);
+        status = give(p, builder, improve, makespan_ns, error);
     cairn_builder_free(builder);
     return status;
 }
@@ -137,8 +144,8 @@ static cairn_status offer(priced *p, const crn_sequence *sequence, int64_t *make
 /* ---- prices ---- */
 
 /* Goes on from where the search is; p->at is what it finds. */
-static cairn_status try_price(priced *p, double price, int64_t parts, int64_t rounds, int64_t *makespan_ns,
-                              cairn_error *error)
+static cairn_status try_price(priced *p, double price, int64_t parts, int64_t rounds, bool improve,
+                              int64_t *makespan_ns, cairn_error *error)
 {
     const crn_task part = crn_task_part(p->search->task, parts);
     crn_improver_stop stop = {.task = &part};
@@ -150,7 +157,7 @@ static cairn_status try_price(priced *p, double price, int64_t parts, int64_t ro
         return CAIRN_OK;
     crn_improver_run(p->improver, rounds);
     crn_sequence_copy(&p->at, crn_improver_best(p->improver, &cost));
-    CRN_TRY(offer(p, &p->at, makespan_ns, error));
+    CRN_TRY(offer(p, &p->at, improve, makespan_ns, error));
     if (*makespan_ns > p->best_ns)
         return CAIRN_OK;
     p->best_ns = *makespan_ns;
@@ -165,10 +172,10 @@ static cairn_status try_from_best(priced *p, double price, int64_t parts, int64_
     if (crn_joint_is_done(p->search) || crn_should_stop(p->search->task, NULL))
         return CAIRN_OK;
     crn_sequence_copy(&p->at, &p->best);
-    return try_price(p, price, parts, rounds, &makespan_ns, error);
+    return try_price(p, price, parts, rounds, false, &makespan_ns, error);
 }
 
-/* From the first price down, each from the sequence of the one before. */
+/* From the first price down, each from the sequence of the one before. Their lists are improved. */
 static cairn_status try_falling(priced *p, int64_t rounds, cairn_error *error)
 {
     double price = PRICE_FIRST;
@@ -176,7 +183,7 @@ static cairn_status try_falling(priced *p, int64_t rounds, cairn_error *error)
         int64_t before_ns = p->best_ns, makespan_ns;
         if (crn_joint_is_done(p->search) || crn_should_stop(p->search->task, NULL))
             break;
-        CRN_TRY(try_price(p, price, PRICE_PARTS, rounds, &makespan_ns, error));
+        CRN_TRY(try_price(p, price, PRICE_PARTS, rounds, true, &makespan_ns, error));
         worse = makespan_ns < before_ns ? 0 : worse + (makespan_ns > before_ns || makespan_ns == INT64_MAX);
     }
     return CAIRN_OK;
@@ -196,12 +203,13 @@ static cairn_status try_near(priced *p, int64_t rounds, cairn_error *error)
 static cairn_status try_all(priced *p, int64_t rounds, cairn_error *error)
 {
     int64_t few = crn_min(rounds, p->model->node_count);
+    int64_t makespan_ns;
     CRN_TRY(try_falling(p, few, error));
     if (p->best_ns == INT64_MAX)
         return CAIRN_OK;
     CRN_TRY(try_near(p, few, error));
     CRN_TRY(try_from_best(p, p->best_price, BEST_PARTS, rounds, error));
-    return offer(p, &p->best, NULL, error);
+    return offer(p, &p->best, true, &makespan_ns, error);
 }
 
 /* ---- beginning ---- */

@@ -159,26 +159,27 @@ static cairn_status make_entry(crn_joint_search *search, const cairn_op *ops, in
     return status;
 }
 
-cairn_status crn_joint_offer_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
-                                  cairn_error *error)
-{
-    crn_joint_entry entry;
-    CRN_TRY(make_entry(search, cairn_builder_ops(builder), cairn_builder_count(builder), goes, &entry, error));
-    if (entry.fit)
-        keep(search, &entry);
-    return CAIRN_OK;
-}
-
-cairn_status crn_joint_try_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
+cairn_status crn_joint_try_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes, bool improve,
                                 int64_t *makespan_ns, cairn_error *error)
 {
     crn_joint_entry entry;
     *makespan_ns = INT64_MAX;
     CRN_TRY(make_entry(search, cairn_builder_ops(builder), cairn_builder_count(builder), goes, &entry, error));
-    if (entry.fit)
-        *makespan_ns = entry.fit->best_ns;
-    free_entry(search, &entry);
+    if (!entry.fit)
+        return CAIRN_OK;
+    *makespan_ns = entry.fit->best_ns;
+    if (improve)
+        keep(search, &entry);
+    else
+        free_entry(search, &entry);
     return CAIRN_OK;
+}
+
+cairn_status crn_joint_offer_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
+                                  cairn_error *error)
+{
+    int64_t makespan_ns;
+    return crn_joint_try_list(search, builder, goes, true, &makespan_ns, error);
 }
 
 /* ---- changing a list ---- */

@@ -54,8 +54,8 @@ cairn_status crn_joint_offer(crn_joint_search *search, const cairn_builder *buil
  */
 cairn_status crn_joint_offer_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
                                   cairn_error *error);
-/** The same of a list that is not to be improved; its makespan, INT64_MAX where it does not fit. */
-cairn_status crn_joint_try_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes,
+/** The same, to be improved or only judged; its makespan before that, INT64_MAX where it does not fit. */
+cairn_status crn_joint_try_list(crn_joint_search *search, const cairn_builder *builder, const bool *goes, bool improve,
                                 int64_t *makespan_ns, cairn_error *error);
 /**
  * Improves the best lists with this many rounds in all: mostly which of their copies are offloaded; now and then, of

@@ -27,10 +27,10 @@ typedef struct crn_graph_model {
     const int32_t *dep;
     const int32_t *use_begin; /* storage -> nodes that read one of its handles, ascending, each once */
     const int32_t *use;
-    const bool *keep;         /* of a storage: one of its nodes is an output */
-    const int32_t *keep_from; /* of a storage: first node that must be kept, or node_count */
-    const bool *once;         /* of a storage: one of its nodes must not run twice */
-    const bool *once_node;    /* of a node: it must not run twice */
+    const bool *keep;           /* of a storage: one of its nodes is an output */
+    const int32_t *keep_from;   /* of a storage: first node that must be kept, or node_count */
+    const bool *once;           /* of a storage: one of its nodes must not run twice */
+    const bool *once_node;      /* of a node: it must not run twice */
     const crn_graph_link *link; /* NULL = nothing is fetched */
     int64_t total_cost;
     crn_arena arena;

@@ -55,21 +55,33 @@ static inline int64_t crn_event_cost(const crn_graph_model *model, int32_t event
     return crn_event_is_fetch(model, event) ? model->link->price_ns[event - model->node_count] : model->cost[event];
 }
 
+/** What an event reads lies in model->dep[] from here to the end. A fetch reads nothing. */
+static inline int32_t crn_event_reads(const crn_graph_model *model, int32_t event)
+{
+    return model->dep_begin[crn_event_node(model, event)];
+}
+
+static inline int32_t crn_event_reads_end(const crn_graph_model *model, int32_t event)
+{
+    int32_t v = crn_event_node(model, event);
+    return crn_event_is_fetch(model, event) ? model->dep_begin[v] : model->dep_begin[v + 1];
+}
+
 /** What one pass over a sequence finds. Arrays are indexed by event, unless said otherwise. */
 typedef struct crn_sequence_eval {
     const crn_graph_model *model;
     int32_t capacity;
-    int64_t cost;      /* of all events and implied aliases; INT64_MAX where it passes that */
-    bool too_long;     /* it does: no schedule */
-    int64_t peak;      /* fixed bytes included; INT64_MAX where it is too long, for then it fits no budget */
-    int64_t *level;    /* memory while the event runs */
-    int32_t *last;     /* last event that reads the instance made here; -1 for events that make none */
-    int32_t *previous; /* event of the storage's instance before this one, -1 = first computation */
-    int32_t *instance; /* of a storage: its newest instance */
-    int32_t *handle;   /* of a node: newest instance that has this handle */
+    int64_t cost;                 /* of all events and implied aliases; INT64_MAX where it passes that */
+    bool too_long;                /* it does: no schedule */
+    int64_t peak;                 /* fixed bytes included; INT64_MAX where it is too long, for then it fits no budget */
+    int64_t *level;               /* memory while the event runs */
+    int32_t *last;                /* last event that reads the instance made here; -1 for events that make none */
+    int32_t *previous;            /* event of the storage's instance before this one, -1 = first computation */
+    int32_t *instance;            /* of a storage: its newest instance */
+    int32_t *handle;              /* of a node: newest instance that has this handle */
     struct crn_link_times *times; /* NULL where nothing is fetched */
-    int64_t *freed;    /* scratch: bytes that the event before frees */
-    int32_t *stack;    /* scratch */
+    int64_t *freed;               /* scratch: bytes that the event before frees */
+    int32_t *stack;               /* scratch */
 } crn_sequence_eval;
 
 cairn_status crn_sequence_eval_new(const crn_graph_model *model, crn_arena *arena, int32_t capacity,

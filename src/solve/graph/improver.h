@@ -66,8 +66,9 @@ void crn_improver_find_waits(crn_improver *im, int32_t p);
 /** The instances that wait across event p for their next reader, in waiting[]; where there are very many, some of them. */
 int32_t crn_improver_list_waiting(crn_improver *im, int32_t p);
 /**
- * What must be computed just before event q to make storage s resident, in order: its root, and those ancestors that
- * are gone by then and cannot stay in memory until then. Returns their number, 0 when it must not be done.
+ * What must be computed just before event q to recompute storage s, in order: its root, and those ancestors that are gone by
+ * then and cannot stay in memory until then. Ancestors that are cheaper to fetch are fetched. Returns their number, 0 when
+ * it must not be done. s may be recomputed.
  */
 int32_t crn_improver_closure(crn_improver *im, int32_t s, int32_t q, int32_t list[CRN_IMPROVER_CLOSURE_MAX],
                              int64_t *cost);

@@ -1,6 +1,6 @@
 /*
  * Repair: while an event does not fit, an instance that waits across it for its next reader is recomputed just before that
- * reader instead.
+ * reader instead, or fetched from the host.
  */
 #include <math.h>
 #include <string.h>
@@ -15,9 +15,8 @@ void crn_improver_find_waits(crn_improver *im, int32_t p)
     const crn_graph_model *model = im->model;
     const crn_sequence *s = &im->trial;
     for (int32_t e = 0; e < s->count; e++) {
-        int32_t v = crn_event_node(model, s->node[e]);
-        bool reads = !crn_event_is_fetch(model, s->node[e]);
-        for (int32_t i = model->dep_begin[v]; reads && i < model->dep_begin[v + 1]; i++) {
+        int32_t event = s->node[e], v = crn_event_node(model, event);
+        for (int32_t i = crn_event_reads(model, event); i < crn_event_reads_end(model, event); i++) {
             int32_t instance = im->newest[model->root[model->dep[i]]];
             if (e <= p)
                 im->before[instance] = e;
@@ -62,8 +61,19 @@ static void sort_events(const crn_graph_model *model, int32_t *list, int32_t cou
         }
 }
 
-/* What must be computed, or fetched, just before event q to recompute s there. */
-int32_t crn_improver_closure(crn_improver *im, int32_t s, int32_t q, int32_t list[CRN_IMPROVER_CLOSURE_MAX], int64_t *cost)
+/* What brings back an ancestor that is gone before event q: recomputing or fetching it; -1 = neither, so it stays. */
+static int32_t event_of_ancestor(const crn_improver *im, int32_t d, int32_t last, int32_t q)
+{
+    const crn_graph_model *model = im->model;
+    int32_t from, to;
+    bool has_time = crn_link_times_away(&im->eval, d, last, q, &from, &to);
+    if (has_time && (model->once[d] || model->link->price_ns[d] <= model->cost[d]))
+        return d + model->node_count;
+    return model->once[d] ? -1 : d;
+}
+
+int32_t crn_improver_closure(crn_improver *im, int32_t s, int32_t q, int32_t list[CRN_IMPROVER_CLOSURE_MAX],
+                             int64_t *cost)
 {
     const crn_graph_model *model = im->model;
     int32_t count = 0;
@@ -78,21 +88,17 @@ int32_t crn_improver_closure(crn_improver *im, int32_t s, int32_t q, int32_t lis
     for (int32_t k = 0; k < count; k++) {
         int32_t v = list[k];
         *cost += crn_event_cost(model, v);
-        if (crn_event_is_fetch(model, v))
-            continue;
-        for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1]; i++) {
-            int32_t d = model->root[model->dep[i]], instance = instance_before(im, d, q);
-            if (im->mark[d] == im->marker || im->eval.last[instance] >= q || model->keep[d])
+        for (int32_t i = crn_event_reads(model, v); i < crn_event_reads_end(model, v); i++) {
+            int32_t d = model->root[model->dep[i]], last = im->eval.last[instance_before(im, d, q)];
+            if (im->mark[d] == im->marker || last >= q || model->keep[d])
                 continue;
             im->mark[d] = im->marker;
-            if (!comes_back(model, d) || crn_improver_has_room(im, im->eval.last[instance] + 1, q, model->bytes[d]))
+            int32_t event = event_of_ancestor(im, d, last, q);
+            if (event < 0 || crn_improver_has_room(im, last + 1, q, model->bytes[d]))
                 continue;
             if (count == CRN_IMPROVER_CLOSURE_MAX)
                 return 0;
-            int32_t left, back;
-            bool fetch = crn_link_times_away(&im->eval, d, im->eval.last[instance], q, &left, &back) &&
-                         (model->once[d] || model->link->price_ns[d] <= model->cost[d]);
-            list[count++] = fetch ? d + model->node_count : d;
+            list[count++] = event;
         }
     }
     sort_events(model, list, count);
@@ -137,45 +143,62 @@ int32_t crn_improver_list_waiting(crn_improver *im, int32_t p)
     return CANDIDATES_MAX;
 }
 
+/* How an event is relieved: what is inserted, where, and what that costs for the memory that it frees. */
+typedef struct relief {
+    double price;
+    int32_t at, count;
+    int32_t events[CRN_IMPROVER_CLOSURE_MAX];
+} relief;
+
+/* Of bytes that are wanted, those of storage s, for the events from..to - 1 that do not fit. */
+static double price_of(crn_improver *im, int64_t cost, int64_t wanted_bytes, int32_t s, int32_t from, int32_t to)
+{
+    double freed =
+        (double)crn_min(wanted_bytes, im->model->bytes[s]) * (double)(im->short_count[to] - im->short_count[from]);
+    return crn_priced_cost(cost) * crn_improver_factor(im) / freed;
+}
+
+/* The instance of event e is fetched in time for its next reader, if it can be away when event p runs. */
+static void try_fetch(crn_improver *im, int32_t e, int32_t p, int64_t wanted_bytes, relief *best)
+{
+    int32_t s = crn_improver_node(im, e), from, to;
+    if (!crn_link_times_away(&im->eval, s, im->before[e], im->after[e], &from, &to) || p < from || p >= to)
+        return;
+    double price = price_of(im, im->model->link->price_ns[s], wanted_bytes, s, from, to);
+    if (price < best->price)
+        *best = (relief){.price = price, .at = to, .count = 1, .events = {s + im->model->node_count}};
+}
+
+/* The instance of event e is recomputed just before its next reader. */
+static void try_recomputation(crn_improver *im, int32_t e, int64_t wanted_bytes, relief *best)
+{
+    int32_t list[CRN_IMPROVER_CLOSURE_MAX], s = crn_improver_node(im, e), q = im->after[e];
+    int64_t cost;
+    int32_t count = im->model->once[s] ? 0 : crn_improver_closure(im, s, q, list, &cost);
+    if (count == 0)
+        return;
+    double price = price_of(im, cost, wanted_bytes, s, im->before[e] + 1, q);
+    if (price >= best->price)
+        return;
+    best->price = price;
+    best->at = q;
+    best->count = count;
+    memcpy(best->events, list, (size_t)count * sizeof(*list));
+}
+
 /* Relieves event p of one instance that waits across it. */
 static bool relieve(crn_improver *im, int32_t p)
 {
-    const crn_graph_model *model = im->model;
-    int32_t list[CRN_IMPROVER_CLOSURE_MAX], chosen[CRN_IMPROVER_CLOSURE_MAX], chosen_count = 0, chosen_at = 0;
-    double least = INFINITY;
-    int64_t lack = im->eval.level[p] - im->budget_bytes, cost;
+    relief best = {.price = INFINITY};
+    int64_t wanted_bytes = im->eval.level[p] - im->budget_bytes;
     int32_t waiting_count = crn_improver_list_waiting(im, p);
     for (int32_t i = 0; i < waiting_count; i++) {
         if (i % CRN_IMPROVER_POLL_EVERY == CRN_IMPROVER_POLL_EVERY - 1 && crn_improver_is_stopped(im))
             return false;
-        int32_t e = im->waiting[i], s = crn_improver_node(im, e), q = im->after[e];
-        int32_t left, back;
-        if (crn_link_times_away(&im->eval, s, im->before[e], q, &left, &back) && left <= p && p < back) {
-            double relieved = (double)crn_min(lack, model->bytes[s]) * (double)(im->short_count[back] - im->short_count[left]);
-            double price = crn_priced_cost(model->link->price_ns[s]) * crn_improver_factor(im) / relieved;
-            if (price < least) {
-                least = price;
-                chosen_count = 1;
-                chosen_at = back;
-                chosen[0] = s + model->node_count;
-            }
-        }
-        if (model->once[s])
-            continue;
-        int32_t count = crn_improver_closure(im, s, q, list, &cost);
-        if (count == 0)
-            continue;
-        double relieved =
-            (double)crn_min(lack, model->bytes[s]) * (double)(im->short_count[q] - im->short_count[im->before[e] + 1]);
-        double price = crn_priced_cost(cost) * crn_improver_factor(im) / relieved;
-        if (price < least) {
-            least = price;
-            chosen_count = count;
-            chosen_at = q;
-            memcpy(chosen, list, (size_t)count * sizeof(*list));
-        }
+        try_fetch(im, im->waiting[i], p, wanted_bytes, &best);
+        try_recomputation(im, im->waiting[i], wanted_bytes, &best);
     }
-    return chosen_count > 0 && crn_sequence_insert(&im->trial, chosen_at, chosen, chosen_count);
+    return best.count > 0 && crn_sequence_insert(&im->trial, best.at, best.events, best.count);
 }
 
 bool crn_improver_repair(crn_improver *im, int64_t give_up_cost)

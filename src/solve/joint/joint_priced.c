@@ -70,7 +70,8 @@ static void measure_link(priced *p)
         measure_storage(p, v);
         bytes = crn_add_saturating(bytes, model->bytes[v]);
     }
-    p->link.host_bytes = bytes > p->search->task->machine->host_bytes ? p->search->task->machine->host_bytes : INT64_MAX;
+    p->link.host_bytes =
+        bytes > p->search->task->machine->host_bytes ? p->search->task->machine->host_bytes : INT64_MAX;
     for (int32_t v = 0; v < model->node_count; v++)
         if (model->root[v] != v && !stands_alone(model, v))
             p->link_ns[model->root[v]] = CAIRN_NONE;

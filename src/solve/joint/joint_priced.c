@@ -16,7 +16,10 @@
 #define PRICE_NEAR 0.77
 enum { PRICES = 12, WORSE_MAX = 2, NEARER = 3 };
 
-/* Of the time that is left, one of so many parts: for each price, and for the best one at the end. */
+/* Budgets are so many even steps from the real one to that of storing everything. */
+enum { BUDGETS = 8 };
+
+/* Of the time that is left, one of so many parts: for each price or budget, and for the best price at the end. */
 enum { PRICE_PARTS = 24, BEST_PARTS = 4 };
 
 enum { BYTES_OF_EVENT = 240 };
@@ -81,6 +84,12 @@ static void set_price(priced *p, double price)
 {
     for (int32_t s = 0; s < p->model->node_count; s++)
         p->link.price_ns[s] = p->link_ns[s] == CAIRN_NONE ? CAIRN_NONE : (int64_t)((double)p->link_ns[s] * price);
+}
+
+static void forbid_fetches(priced *p)
+{
+    for (int32_t s = 0; s < p->model->node_count; s++)
+        p->link.price_ns[s] = CAIRN_NONE;
 }
 
 /* ---- lists ---- */
@@ -201,9 +210,41 @@ static cairn_status try_near(priced *p, int64_t rounds, cairn_error *error)
     return CAIRN_OK;
 }
 
+/* ---- larger budgets ---- */
+
+static cairn_status try_budget(priced *p, int64_t budget_bytes, int64_t rounds, cairn_error *error)
+{
+    const crn_task part = crn_task_part(p->search->task, PRICE_PARTS);
+    crn_improver_stop stop = {.task = &part};
+    int64_t cost, makespan_ns;
+    crn_improver_heed(p->improver, &stop, true);
+    if (!crn_improver_begin(p->improver, &p->at, budget_bytes))
+        return CAIRN_OK;
+    crn_improver_run(p->improver, rounds);
+    return offer(p, crn_improver_best(p->improver, &cost), true, &makespan_ns, error);
+}
+
+/*
+ * Lists without fetches that fit a larger budget. What of them is offloaded is left to the search that they are given to,
+ * which may let the processor wait for a transfer.
+ */
+static cairn_status try_budgets(priced *p, int64_t rounds, cairn_error *error)
+{
+    int64_t budget_bytes = p->search->budget_bytes;
+    forbid_fetches(p);
+    crn_sequence_store_all(p->model, &p->list);
+    crn_sequence_judge(&p->eval, &p->list);
+    int64_t span = p->eval.peak - budget_bytes;
+    for (int i = 1; i < BUDGETS && span > 0; i++)
+        if (!crn_joint_is_done(p->search) && !crn_should_stop(p->search->task, NULL))
+            CRN_TRY(try_budget(p, budget_bytes + span / BUDGETS * i, rounds, error));
+    return CAIRN_OK;
+}
+
 static cairn_status try_all(priced *p, int64_t rounds, cairn_error *error)
 {
     int64_t few = crn_min(rounds, p->model->node_count);
+    CRN_TRY(try_budgets(p, few, error));
     int64_t makespan_ns;
     CRN_TRY(try_falling(p, few, error));
     if (p->best_ns == INT64_MAX)

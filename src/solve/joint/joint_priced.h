@@ -15,7 +15,7 @@
 #include "solve/joint/joint_search.h"
 
 /**
- * Offers the best list that it finds. start: a schedule within the budget to start from; where it is empty or has transfers,
+ * Offers the lists that it finds, and those that fit larger budgets without a link. start: a schedule within the budget to start from; where it is empty or has transfers,
  * the search starts from storing everything. rounds: of the search at the best price, at most. Polls.
  */
 cairn_status crn_joint_offer_priced(crn_joint_search *search, const cairn_builder *start, int64_t rounds,

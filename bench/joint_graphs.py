@@ -1,12 +1,12 @@
 """What a link to host memory spares of recomputation in graphs, as Markdown.
 
-The networks are those of `bench/support/paper_networks.py` at a batch of 32, and random training graphs with skips. Memory
-is the share of the way from the least that is proved to what storing everything takes. Columns are speeds of the link: what
-part of the peak of storing everything it moves each way in the time of a step. *Recomputation* is what `graph-search`
-takes beyond storing everything. The cells are the same of `joint-graph`, and in brackets how much of it the lower bound
-leaves open. All solvers have the same time limit.
+The networks are those of `bench/support/paper_networks.py` at a batch of 32, and random training graphs with skips.
+Memory is the share of the way from the least that is proved to what storing everything takes. Columns are speeds of the
+link: what part of the peak of storing everything it moves each way in the time of a step. *Recomputation* is what
+`graph-search` takes beyond storing everything. The cells are the same of `joint-graph`, and in brackets how much of it
+the lower bound leaves open. All solvers have the same time limit.
 
-python bench/joint_graphs.py [--networks resnet50 mobilenet unet] [--nodes 200 1000] [--limit 5s] > bench/results/joint-graphs.md
+python bench/joint_graphs.py [--networks resnet50 unet] [--nodes 200 1000] [--limit 5s] > bench/results/joint-graphs.md
 """
 
 from __future__ import annotations

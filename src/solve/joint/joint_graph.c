@@ -2,9 +2,9 @@
  * joint-graph: graphs in which every value may stay, be recomputed, or be offloaded.
  *
  * Problem   A graph and its link to host memory. Least time within the device's budget and the host's.
- * Lists     What is computed, and when, comes from graph-search at budgets from its least one to that of storing everything,
- *           with a fraction of its rounds, and from storing everything: so an eviction is a drop in one list and a wait
- *           that may be offloaded in another.
+ * Lists     What is computed, and when, comes from a search in which a value that does not fit is recomputed or fetched
+ *           from the host, at several prices of the link (link_lists.h); from searches without fetches under larger budgets;
+ *           and from storing everything.
  * Fit       Each list is made to fit the budget by offloading storages; a storage leaves and comes back with its base,
  *           aliases are computed again, outputs need not come back. The best lists are improved by ruin and recreate
  *           (joint_search.h, joint_fit.h), their transfers placed by transfer.h.
@@ -14,8 +14,8 @@
  *           not by the clock.
  */
 #include "solve/joint/joint_portfolio.h"
-#include "solve/joint/joint_priced.h"
 #include "solve/joint/joint_session.h"
+#include "solve/link_lists.h"
 
 enum { SHARE = 24, FIRST_SHARE = 4 };
 
@@ -52,13 +52,25 @@ static crn_settings with_fewer_rounds(const crn_task *task)
     return settings;
 }
 
+static cairn_status take_link_list(void *context, const cairn_builder *list, const bool *goes, bool improve,
+                                   int64_t *makespan_ns, cairn_error *error)
+{
+    return crn_joint_try_list(context, list, goes, improve, makespan_ns, error);
+}
+
+static bool is_done(void *context)
+{
+    return crn_joint_is_done(context);
+}
+
 /* From the best schedule without transfers that is known. */
-static cairn_status offer_priced(crn_joint_search *search, cairn_error *error)
+static cairn_status offer_link_lists(crn_joint_search *search, cairn_error *error)
 {
     const crn_task *task = search->task;
+    const crn_link_sink sink = {search, take_link_list, is_done};
     const cairn_builder *known = task->known_list ? task->known_list : task->known;
     int64_t rounds = task->deadline_ns == CAIRN_NONE ? with_fewer_rounds(task).iterations : INT64_MAX;
-    return crn_joint_offer_priced(search, known ? known : search->best, rounds, error);
+    return crn_link_lists(task, search->budget_bytes, known ? known : search->best, rounds, &sink, error);
 }
 
 /* ---- the solver ---- */
@@ -140,7 +152,7 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
     CRN_TRY(search->task->known ? crn_joint_offer_known(search, error) : offer_first(search, budget_bytes, error));
     CRN_TRY(offer_store_all(search, error));
     if (!crn_joint_is_done(search))
-        CRN_TRY(offer_priced(search, error));
+        CRN_TRY(offer_link_lists(search, error));
     if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, &search->cut_short,
                               error));
@@ -161,7 +173,7 @@ static int64_t joint_memory(const crn_task *task)
     const crn_solver *search = crn_solver_find("graph-search");
     int64_t nodes = cairn_problem_graph(task->problem)->node_count;
     return (crn_joint_pool_size(task) + 2) * crn_transfer_memory(task, 4 * nodes + 64) + search->memory(task) +
-           crn_joint_priced_memory((int32_t)nodes) + (1 << 20);
+           crn_link_lists_memory((int32_t)nodes) + (1 << 20);
 }
 
 /* Measured: ten seconds or more for graphs of some hundred nodes, of which the larger ones get fewer rounds. */

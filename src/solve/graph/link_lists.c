@@ -1,11 +1,10 @@
-#include "solve/joint/joint_priced.h"
+#include "solve/link_lists.h"
 
 #include <math.h>
 #include <string.h>
 
 #include "solve/graph/graph_improve.h"
 #include "solve/graph/graph_walk.h"
-#include "solve/joint/joint_session.h"
 
 /*
  * The first price, how much lower the next one is, and how many are tried; so many in a row that are worse end it. Then
@@ -25,7 +24,9 @@ enum { PRICE_PARTS = 24, BEST_PARTS = 4 };
 enum { BYTES_OF_EVENT = 240 };
 
 typedef struct priced {
-    crn_joint_search *search;
+    const crn_task *task;
+    const crn_link_sink *sink;
+    int64_t budget_bytes;
     crn_graph_model *model; /* with the link, and room for what follows */
     crn_graph_link link;
     int64_t *link_ns; /* of a storage: what a fetch takes of the link; CAIRN_NONE = it always stays */
@@ -52,7 +53,7 @@ static bool stands_alone(const crn_graph_model *model, int32_t v)
 static void measure_storage(priced *p, int32_t s)
 {
     const crn_graph_model *model = p->model;
-    const cairn_machine *machine = p->search->task->machine;
+    const cairn_machine *machine = p->task->machine;
     int64_t bytes = model->bytes[s], *out_ns = &p->link.out_ns[s], *back_ns = &p->link.back_ns[s];
     *out_ns = cairn_transfer_ns(bytes, machine->to_host_bytes_per_s, machine->latency_ns);
     *back_ns = cairn_transfer_ns(bytes, machine->to_device_bytes_per_s, machine->latency_ns);
@@ -73,8 +74,7 @@ static void measure_link(priced *p)
         measure_storage(p, v);
         bytes = crn_add_saturating(bytes, model->bytes[v]);
     }
-    p->link.host_bytes =
-        bytes > p->search->task->machine->host_bytes ? p->search->task->machine->host_bytes : INT64_MAX;
+    p->link.host_bytes = bytes > p->task->machine->host_bytes ? p->task->machine->host_bytes : INT64_MAX;
     for (int32_t v = 0; v < model->node_count; v++)
         if (model->root[v] != v && !stands_alone(model, v))
             p->link_ns[model->root[v]] = CAIRN_NONE;
@@ -122,28 +122,27 @@ static void mark_computations(const priced *p, const cairn_builder *builder, boo
     }
 }
 
-/* Gives the list to the search, to be improved or only judged. */
+/* Gives the list to the sink. */
 static cairn_status give(const priced *p, const cairn_builder *builder, bool improve, int64_t *makespan_ns,
                          cairn_error *error)
 {
-    crn_joint_search *search = p->search;
+    const cairn_allocator allocator = crn_allocator(p->task->env);
     size_t count = (size_t)cairn_builder_count(builder);
-    bool *goes = crn_alloc(&search->allocator, count, sizeof(*goes));
+    bool *goes = crn_alloc(&allocator, count, sizeof(*goes));
     if (!goes)
         return crn_no_memory(error);
     mark_computations(p, builder, goes);
-    cairn_status status = crn_joint_try_list(search, builder, goes, improve, makespan_ns, error);
-    crn_free(&search->allocator, goes, count, sizeof(*goes));
+    cairn_status status = p->sink->take(p->sink->context, builder, goes, improve, makespan_ns, error);
+    crn_free(&allocator, goes, count, sizeof(*goes));
     return status;
 }
 
 static cairn_status offer(priced *p, const crn_sequence *sequence, bool improve, int64_t *makespan_ns,
                           cairn_error *error)
 {
-    const crn_task *task = p->search->task;
     cairn_builder *builder;
     make_list(p, sequence);
-    CRN_TRY(cairn_builder_new(task->env, task->problem, &builder, error));
+    CRN_TRY(cairn_builder_new(p->task->env, p->task->problem, &builder, error));
     cairn_status status = crn_sequence_emit(&p->eval, &p->list, builder, error);
     if (status == CAIRN_OK)
         status = give(p, builder, improve, makespan_ns, error);
@@ -157,13 +156,13 @@ static cairn_status offer(priced *p, const crn_sequence *sequence, bool improve,
 static cairn_status try_price(priced *p, double price, int64_t parts, int64_t rounds, bool improve,
                               int64_t *makespan_ns, cairn_error *error)
 {
-    const crn_task part = crn_task_part(p->search->task, parts);
+    const crn_task part = crn_task_part(p->task, parts);
     crn_improver_stop stop = {.task = &part};
     int64_t cost;
     *makespan_ns = INT64_MAX;
     set_price(p, price);
     crn_improver_heed(p->improver, &stop, true);
-    if (!crn_improver_begin(p->improver, &p->at, p->search->budget_bytes))
+    if (!crn_improver_begin(p->improver, &p->at, p->budget_bytes))
         return CAIRN_OK;
     crn_improver_run(p->improver, rounds);
     crn_sequence_copy(&p->at, crn_improver_best(p->improver, &cost));
@@ -179,7 +178,7 @@ static cairn_status try_price(priced *p, double price, int64_t parts, int64_t ro
 static cairn_status try_from_best(priced *p, double price, int64_t parts, int64_t rounds, cairn_error *error)
 {
     int64_t makespan_ns;
-    if (crn_joint_is_done(p->search) || crn_should_stop(p->search->task, NULL))
+    if (p->sink->is_done(p->sink->context) || crn_should_stop(p->task, NULL))
         return CAIRN_OK;
     crn_sequence_copy(&p->at, &p->best);
     return try_price(p, price, parts, rounds, false, &makespan_ns, error);
@@ -191,7 +190,7 @@ static cairn_status try_falling(priced *p, int64_t rounds, cairn_error *error)
     double price = PRICE_FIRST;
     for (int i = 0, worse = 0; i < PRICES && worse < WORSE_MAX; i++, price *= PRICE_STEP) {
         int64_t before_ns = p->best_ns, makespan_ns;
-        if (crn_joint_is_done(p->search) || crn_should_stop(p->search->task, NULL))
+        if (p->sink->is_done(p->sink->context) || crn_should_stop(p->task, NULL))
             break;
         CRN_TRY(try_price(p, price, PRICE_PARTS, rounds, true, &makespan_ns, error));
         worse = makespan_ns < before_ns ? 0 : worse + (makespan_ns > before_ns || makespan_ns == INT64_MAX);
@@ -214,7 +213,7 @@ static cairn_status try_near(priced *p, int64_t rounds, cairn_error *error)
 
 static cairn_status try_budget(priced *p, int64_t budget_bytes, int64_t rounds, cairn_error *error)
 {
-    const crn_task part = crn_task_part(p->search->task, PRICE_PARTS);
+    const crn_task part = crn_task_part(p->task, PRICE_PARTS);
     crn_improver_stop stop = {.task = &part};
     int64_t cost, makespan_ns;
     crn_improver_heed(p->improver, &stop, true);
@@ -230,13 +229,13 @@ static cairn_status try_budget(priced *p, int64_t budget_bytes, int64_t rounds, 
  */
 static cairn_status try_budgets(priced *p, int64_t rounds, cairn_error *error)
 {
-    int64_t budget_bytes = p->search->budget_bytes;
+    int64_t budget_bytes = p->budget_bytes;
     forbid_fetches(p);
     crn_sequence_store_all(p->model, &p->list);
     crn_sequence_judge(&p->eval, &p->list);
     int64_t span = p->eval.peak - budget_bytes;
     for (int i = 1; i < BUDGETS && span > 0; i++)
-        if (!crn_joint_is_done(p->search) && !crn_should_stop(p->search->task, NULL))
+        if (!p->sink->is_done(p->sink->context) && !crn_should_stop(p->task, NULL))
             CRN_TRY(try_budget(p, budget_bytes + span / BUDGETS * i, rounds, error));
     return CAIRN_OK;
 }
@@ -293,16 +292,15 @@ static cairn_status fill(priced *p, const cairn_builder *start, cairn_error *err
     p->model->link = &p->link;
     if (!read_start(p, start))
         crn_sequence_store_all(p->model, &p->at);
-    uint64_t seed = (uint64_t)crn_max(0, p->search->task->settings->seed);
+    uint64_t seed = (uint64_t)crn_max(0, p->task->settings->seed);
     return crn_improver_new(p->model, capacity, seed, leeway, &p->improver, error);
 }
 
-cairn_status crn_joint_offer_priced(crn_joint_search *search, const cairn_builder *start, int64_t rounds,
-                                    cairn_error *error)
+cairn_status crn_link_lists(const crn_task *task, int64_t budget_bytes, const cairn_builder *start, int64_t rounds,
+                            const crn_link_sink *sink, cairn_error *error)
 {
-    priced p = {.search = search, .best_ns = INT64_MAX};
-    const crn_task sub = crn_task_without_machine(search->task);
-    CRN_TRY(crn_graph_model_new(&sub, &p.model, error));
+    priced p = {.task = task, .sink = sink, .budget_bytes = budget_bytes, .best_ns = INT64_MAX};
+    CRN_TRY(crn_graph_model_new(task, &p.model, error));
     cairn_status status = fill(&p, start, error);
     if (status == CAIRN_OK)
         status = try_all(&p, rounds, error);
@@ -311,7 +309,7 @@ cairn_status crn_joint_offer_priced(crn_joint_search *search, const cairn_builde
     return status;
 }
 
-int64_t crn_joint_priced_memory(int32_t node_count)
+int64_t crn_link_lists_memory(int32_t node_count)
 {
     return (int64_t)BYTES_OF_EVENT * crn_sequence_capacity(node_count, CRN_WALK_TIMES) + 200 * (int64_t)node_count;
 }

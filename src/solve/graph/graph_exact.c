@@ -30,8 +30,11 @@ enum { SUFFIX_WORK = 1000000000 };
 
 _Static_assert((int)CRN_EXACT_NODES_MAX <= (int)CRN_SUFFIX_LISTED_MAX, "states ask for what is left at any moment");
 
-/* Of the time that is left, what the start may take, and then the states; where that ends them, graph-search goes on. */
-enum { START_SHARE = 4, STATES_SHARE = 3 };
+/*
+ * Of the time that is left, one of so many parts: what the start may take, then the states, and of that what may go by before
+ * they have a bound to be guided by. Where that ends them, graph-search goes on.
+ */
+enum { START_SHARE = 4, STATES_SHARE = 3, SUFFIX_SHARE = 4 };
 
 typedef struct exact {
     crn_graph_model *model;
@@ -204,19 +207,29 @@ static cairn_status improve(const crn_task *task, exact *s, const crn_graph_suff
     return status;
 }
 
+/* Where the bound alone takes long, states would not end in time. */
+static cairn_status improve_by_states(const crn_task *task, exact *s, int64_t budget_bytes, int64_t makespan_ns,
+                                      crn_answer *answer, crn_exact_ending *how, cairn_error *error)
+{
+    const crn_task part = crn_task_part(task, SUFFIX_SHARE);
+    crn_graph_suffix *suffix;
+    CRN_TRY(crn_graph_suffix_new(&part, s->model, budget_bytes, SUFFIX_WORK, NULL, &suffix, error));
+    *how = CRN_EXACT_STOPPED;
+    cairn_status status = crn_should_stop(&part, NULL)
+                              ? CAIRN_OK
+                              : improve(task, s, suffix, makespan_ns, answer, how, error);
+    crn_graph_suffix_free(suffix);
+    return status;
+}
+
 static cairn_status improve_answer(const crn_task *task, exact *s, int64_t budget_bytes, crn_answer *answer,
                                    cairn_error *error)
 {
     cairn_replay replay;
-    crn_graph_suffix *suffix;
     crn_exact_ending how = CRN_EXACT_EXHAUSTED;
     CRN_TRY(judge(task, answer->builder, &replay, error));
-    if (replay.makespan_ns > answer->lower_bound_ns) {
-        CRN_TRY(crn_graph_suffix_new(task, s->model, budget_bytes, SUFFIX_WORK, NULL, &suffix, error));
-        cairn_status status = improve(task, s, suffix, replay.makespan_ns, answer, &how, error);
-        crn_graph_suffix_free(suffix);
-        CRN_TRY(status);
-    }
+    if (replay.makespan_ns > answer->lower_bound_ns)
+        CRN_TRY(improve_by_states(task, s, budget_bytes, replay.makespan_ns, answer, &how, error));
     answer->stopped_early = how == CRN_EXACT_STOPPED;
     answer->optimal_in_class = how == CRN_EXACT_FOUND || how == CRN_EXACT_EXHAUSTED;
     if (how == CRN_EXACT_LIMITED || how == CRN_EXACT_FULL)

@@ -215,9 +215,8 @@ static cairn_status improve_by_states(const crn_task *task, exact *s, int64_t bu
     crn_graph_suffix *suffix;
     CRN_TRY(crn_graph_suffix_new(&part, s->model, budget_bytes, SUFFIX_WORK, NULL, &suffix, error));
     *how = CRN_EXACT_STOPPED;
-    cairn_status status = crn_should_stop(&part, NULL)
-                              ? CAIRN_OK
-                              : improve(task, s, suffix, makespan_ns, answer, how, error);
+    cairn_status status =
+        crn_should_stop(&part, NULL) ? CAIRN_OK : improve(task, s, suffix, makespan_ns, answer, how, error);
     crn_graph_suffix_free(suffix);
     return status;
 }

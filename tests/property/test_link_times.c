@@ -205,6 +205,26 @@ static void levels_are_those_of_the_slow_account(void **state)
     assert_true(fetched > 0 && differ > 0);
 }
 
+/* Transfers may take as long as a number can say. */
+static void endless_transfers_are_placed(void **state)
+{
+    (void)state;
+    for (uint64_t seed = 0; seed < TEST_ROUNDS(100); seed++) {
+        fixture f = set_up(seed);
+        int32_t from, to;
+        make_link(&f);
+        for (int32_t v = 0; v < f.model->node_count; v++)
+            f.out_ns[v] = f.back_ns[v] = INT64_MAX - (int64_t)(seed % 3);
+        draw_sequence(&f);
+        crn_sequence_judge(&f.eval, &f.sequence);
+        for (int32_t e = 0; e < f.sequence.count; e++)
+            check(&f, f.eval.level[e] >= f.model->fixed_bytes);
+        for (int32_t s = 0; s < f.model->node_count; s++)
+            check(&f, !crn_link_times_away(&f.eval, s, s, f.sequence.count - 1, &from, &to));
+        tear_down(&f);
+    }
+}
+
 /* What an instance would leave, and come back for, where no other transfer is in the way. */
 static void a_storage_is_away_while_neither_transfer_runs(void **state)
 {
@@ -344,6 +364,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(levels_are_those_of_the_slow_account),
+        cmocka_unit_test(endless_transfers_are_placed),
         cmocka_unit_test(a_storage_is_away_while_neither_transfer_runs),
         cmocka_unit_test(the_search_fetches_what_it_may),
         cmocka_unit_test(a_link_spares_recomputation),

@@ -2,7 +2,8 @@
  * Improving a sequence: remove some recomputations, repair what no longer fits, fill what became free.
  *
  *   repair   while an event does not fit, take an instance that waits across it for its next reader, and recompute it
- *            just before that reader instead: the one with the least added cost for the memory that it frees
+ *            just before that reader instead: the one with the least added cost for the memory that it frees. Where the
+ *            model has a link, it may be fetched from the host in time for the reader (graph_sequence.h)
  *   fill     remove recomputations whose instance can stay in memory instead, the most expensive first
  *   ruin     remove the recomputations in a random window, or insert a random one
  *

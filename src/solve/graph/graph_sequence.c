@@ -110,6 +110,13 @@ static void add_cost(crn_sequence_eval *eval, int32_t event)
     eval->too_long = true;
 }
 
+static void note_read(crn_sequence_eval *eval, int32_t instance, int32_t e)
+{
+    eval->last[instance] = e;
+    if (eval->times)
+        crn_link_times_read(eval->times, instance, e);
+}
+
 /*
  * Event e reads node d: its instance lives on to e, and a handle that the instance lacks is computed first, from the
  * alias below it, which may be lacking too. Returns the largest extra memory of what was computed.
@@ -119,9 +126,7 @@ static int64_t read_node(crn_sequence_eval *eval, int32_t d, int32_t e, emission
     const crn_graph_model *model = eval->model;
     int64_t extra = 0;
     int32_t depth = 0;
-    eval->last[eval->instance[model->root[d]]] = e;
-    if (eval->times)
-        crn_link_times_read(eval->times, eval->instance[model->root[d]], e);
+    note_read(eval, eval->instance[model->root[d]], e);
     if (eval->handle[d] == eval->instance[model->root[d]])
         return 0;
     eval->stack[depth++] = d;
@@ -129,7 +134,7 @@ static int64_t read_node(crn_sequence_eval *eval, int32_t d, int32_t e, emission
         int32_t v = eval->stack[depth - 1], lacking = -1;
         for (int32_t i = model->dep_begin[v]; i < model->dep_begin[v + 1] && lacking < 0; i++) {
             int32_t instance = eval->instance[model->root[model->dep[i]]];
-            eval->last[instance] = e;
+            note_read(eval, instance, e);
             if (eval->handle[model->dep[i]] != instance)
                 lacking = model->dep[i];
         }

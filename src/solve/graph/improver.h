@@ -56,7 +56,7 @@ static inline int32_t crn_improver_node(const crn_improver *im, int32_t e)
 {
     return crn_event_node(im->model, im->trial.node[e]);
 }
-/** Whether event e is a recomputation that may be left out. */
+/** Whether event e is a recomputation, or a fetch, that may be left out. */
 bool crn_improver_recomputes(const crn_improver *im, int32_t e);
 
 /* ---- repair ---- */

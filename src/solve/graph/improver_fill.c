@@ -1,5 +1,5 @@
 /*
- * Fill: recomputations whose instance can stay in memory instead are removed, the most expensive first.
+ * Fill: recomputations, and fetches, whose instance can stay in memory instead are removed, the most expensive first.
  */
 #include <stdlib.h>
 

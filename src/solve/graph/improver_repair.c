@@ -87,14 +87,16 @@ int32_t crn_improver_closure(crn_improver *im, int32_t s, int32_t q, int32_t lis
     im->mark[s] = im->marker;
     for (int32_t k = 0; k < count; k++) {
         int32_t v = list[k];
-        *cost += crn_event_cost(model, v);
+        *cost = crn_add_saturating(*cost, crn_event_cost(model, v));
         for (int32_t i = crn_event_reads(model, v); i < crn_event_reads_end(model, v); i++) {
             int32_t d = model->root[model->dep[i]], last = im->eval.last[instance_before(im, d, q)];
             if (im->mark[d] == im->marker || last >= q || model->keep[d])
                 continue;
             im->mark[d] = im->marker;
+            if (crn_improver_has_room(im, last + 1, q, model->bytes[d]))
+                continue;
             int32_t event = event_of_ancestor(im, d, last, q);
-            if (event < 0 || crn_improver_has_room(im, last + 1, q, model->bytes[d]))
+            if (event < 0)
                 continue;
             if (count == CRN_IMPROVER_CLOSURE_MAX)
                 return 0;

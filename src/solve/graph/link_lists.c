@@ -23,7 +23,7 @@ enum { PRICE_PARTS = 24, BEST_PARTS = 4 };
 
 enum { BYTES_OF_EVENT = 240 };
 
-typedef struct priced {
+typedef struct link_search {
     const crn_task *task;
     const crn_link_sink *sink;
     int64_t budget_bytes;
@@ -37,7 +37,7 @@ typedef struct priced {
     int64_t best_ns;
     int32_t *made; /* of a storage: its newest instance in the list */
     bool *goes;    /* of an event of the list: what it makes is fetched later */
-} priced;
+} link_search;
 
 /* ---- the link ---- */
 
@@ -50,7 +50,7 @@ static bool stands_alone(const crn_graph_model *model, int32_t v)
     return !model->once_node[v] && model->extra[v] == 0;
 }
 
-static void measure_storage(priced *p, int32_t s)
+static void measure_storage(link_search *p, int32_t s)
 {
     const crn_graph_model *model = p->model;
     const cairn_machine *machine = p->task->machine;
@@ -66,7 +66,7 @@ static void measure_storage(priced *p, int32_t s)
     p->link_ns[s] = crn_max(*out_ns, *back_ns);
 }
 
-static void measure_link(priced *p)
+static void measure_link(link_search *p)
 {
     const crn_graph_model *model = p->model;
     int64_t bytes = 0;
@@ -80,13 +80,13 @@ static void measure_link(priced *p)
             p->link_ns[model->root[v]] = CAIRN_NONE;
 }
 
-static void set_price(priced *p, double price)
+static void set_price(link_search *p, double price)
 {
     for (int32_t s = 0; s < p->model->node_count; s++)
         p->link.price_ns[s] = p->link_ns[s] == CAIRN_NONE ? CAIRN_NONE : (int64_t)((double)p->link_ns[s] * price);
 }
 
-static void forbid_fetches(priced *p)
+static void forbid_fetches(link_search *p)
 {
     for (int32_t s = 0; s < p->model->node_count; s++)
         p->link.price_ns[s] = CAIRN_NONE;
@@ -95,7 +95,7 @@ static void forbid_fetches(priced *p)
 /* ---- lists ---- */
 
 /* Leaves the fetches out. */
-static void make_list(priced *p, const crn_sequence *sequence)
+static void make_list(link_search *p, const crn_sequence *sequence)
 {
     p->list.count = 0;
     for (int32_t e = 0; e < sequence->count; e++) {
@@ -111,7 +111,7 @@ static void make_list(priced *p, const crn_sequence *sequence)
 }
 
 /* By computation: those of a list are the events of its sequence and, in between, aliases that are computed again. */
-static void mark_computations(const priced *p, const cairn_builder *builder, bool *goes)
+static void mark_computations(const link_search *p, const cairn_builder *builder, bool *goes)
 {
     const cairn_op *ops = cairn_builder_ops(builder);
     for (int64_t i = 0, made = 0, e = 0; i < cairn_builder_count(builder); i++) {
@@ -123,7 +123,7 @@ static void mark_computations(const priced *p, const cairn_builder *builder, boo
 }
 
 /* Gives the list to the sink. */
-static cairn_status give(const priced *p, const cairn_builder *builder, bool improve, int64_t *makespan_ns,
+static cairn_status give(const link_search *p, const cairn_builder *builder, bool improve, int64_t *makespan_ns,
                          cairn_error *error)
 {
     const cairn_allocator allocator = crn_allocator(p->task->env);
@@ -137,7 +137,7 @@ static cairn_status give(const priced *p, const cairn_builder *builder, bool imp
     return status;
 }
 
-static cairn_status offer(priced *p, const crn_sequence *sequence, bool improve, int64_t *makespan_ns,
+static cairn_status offer(link_search *p, const crn_sequence *sequence, bool improve, int64_t *makespan_ns,
                           cairn_error *error)
 {
     cairn_builder *builder;
@@ -153,7 +153,7 @@ static cairn_status offer(priced *p, const crn_sequence *sequence, bool improve,
 /* ---- prices ---- */
 
 /* Goes on from where the search is; p->at is what it finds. */
-static cairn_status try_price(priced *p, double price, int64_t parts, int64_t rounds, bool improve,
+static cairn_status try_price(link_search *p, double price, int64_t parts, int64_t rounds, bool improve,
                               int64_t *makespan_ns, cairn_error *error)
 {
     const crn_task part = crn_task_part(p->task, parts);
@@ -175,7 +175,7 @@ static cairn_status try_price(priced *p, double price, int64_t parts, int64_t ro
     return CAIRN_OK;
 }
 
-static cairn_status try_from_best(priced *p, double price, int64_t parts, int64_t rounds, cairn_error *error)
+static cairn_status try_from_best(link_search *p, double price, int64_t parts, int64_t rounds, cairn_error *error)
 {
     int64_t makespan_ns;
     if (p->sink->is_done(p->sink->context) || crn_should_stop(p->task, NULL))
@@ -185,7 +185,7 @@ static cairn_status try_from_best(priced *p, double price, int64_t parts, int64_
 }
 
 /* From the first price down, each from the sequence of the one before. Their lists are improved. */
-static cairn_status try_falling(priced *p, int64_t rounds, cairn_error *error)
+static cairn_status try_falling(link_search *p, int64_t rounds, cairn_error *error)
 {
     double price = PRICE_FIRST;
     for (int i = 0, worse = 0; i < PRICES && worse < WORSE_MAX; i++, price *= PRICE_STEP) {
@@ -198,7 +198,7 @@ static cairn_status try_falling(priced *p, int64_t rounds, cairn_error *error)
     return CAIRN_OK;
 }
 
-static cairn_status try_near(priced *p, int64_t rounds, cairn_error *error)
+static cairn_status try_near(link_search *p, int64_t rounds, cairn_error *error)
 {
     double step = PRICE_NEAR;
     for (int i = 0; i < NEARER; i++, step = sqrt(step)) {
@@ -211,7 +211,7 @@ static cairn_status try_near(priced *p, int64_t rounds, cairn_error *error)
 
 /* ---- larger budgets ---- */
 
-static cairn_status try_budget(priced *p, int64_t budget_bytes, int64_t rounds, cairn_error *error)
+static cairn_status try_budget(link_search *p, int64_t budget_bytes, int64_t rounds, cairn_error *error)
 {
     const crn_task part = crn_task_part(p->task, PRICE_PARTS);
     crn_improver_stop stop = {.task = &part};
@@ -227,7 +227,7 @@ static cairn_status try_budget(priced *p, int64_t budget_bytes, int64_t rounds, 
  * Lists without fetches that fit a larger budget. What of them is offloaded is left to the search that they are given to,
  * which may let the processor wait for a transfer.
  */
-static cairn_status try_budgets(priced *p, int64_t rounds, cairn_error *error)
+static cairn_status try_budgets(link_search *p, int64_t rounds, cairn_error *error)
 {
     int64_t budget_bytes = p->budget_bytes;
     forbid_fetches(p);
@@ -240,11 +240,10 @@ static cairn_status try_budgets(priced *p, int64_t rounds, cairn_error *error)
     return CAIRN_OK;
 }
 
-static cairn_status try_all(priced *p, int64_t rounds, cairn_error *error)
+static cairn_status try_all(link_search *p, int64_t rounds, cairn_error *error)
 {
-    int64_t few = crn_min(rounds, p->model->node_count);
+    int64_t few = crn_min(rounds, p->model->node_count), makespan_ns;
     CRN_TRY(try_budgets(p, few, error));
-    int64_t makespan_ns;
     CRN_TRY(try_falling(p, few, error));
     if (p->best_ns == INT64_MAX)
         return CAIRN_OK;
@@ -256,7 +255,7 @@ static cairn_status try_all(priced *p, int64_t rounds, cairn_error *error)
 /* ---- beginning ---- */
 
 /* False: it has transfers, or is too long. */
-static bool read_start(priced *p, const cairn_builder *start)
+static bool read_start(link_search *p, const cairn_builder *start)
 {
     const cairn_op *ops = cairn_builder_ops(start);
     memset(p->made, 0, (size_t)p->model->node_count * sizeof(*p->made));
@@ -271,7 +270,7 @@ static bool read_start(priced *p, const cairn_builder *start)
     return p->at.count > 0;
 }
 
-static cairn_status fill(priced *p, const cairn_builder *start, cairn_error *error)
+static cairn_status fill(link_search *p, const cairn_builder *start, cairn_error *error)
 {
     static const crn_improver_leeway leeway = {500, 100, 0};
     crn_arena *arena = &p->model->arena;
@@ -287,7 +286,7 @@ static cairn_status fill(priced *p, const cairn_builder *start, cairn_error *err
                 crn_sequence_new(arena, capacity, &p->list);
     if (!fits)
         return crn_no_memory(error);
-    CRN_TRY(crn_sequence_eval_new(p->model, arena, capacity, &p->eval, error));
+    CRN_TRY(crn_sequence_eval_new(p->model, arena, capacity, &p->eval, error)); /* of lists, so without a link */
     measure_link(p);
     p->model->link = &p->link;
     if (!read_start(p, start))
@@ -299,7 +298,7 @@ static cairn_status fill(priced *p, const cairn_builder *start, cairn_error *err
 cairn_status crn_link_lists(const crn_task *task, int64_t budget_bytes, const cairn_builder *start, int64_t rounds,
                             const crn_link_sink *sink, cairn_error *error)
 {
-    priced p = {.task = task, .sink = sink, .budget_bytes = budget_bytes, .best_ns = INT64_MAX};
+    link_search p = {.task = task, .sink = sink, .budget_bytes = budget_bytes, .best_ns = INT64_MAX};
     CRN_TRY(crn_graph_model_new(task, &p.model, error));
     cairn_status status = fill(&p, start, error);
     if (status == CAIRN_OK)

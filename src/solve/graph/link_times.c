@@ -102,7 +102,7 @@ static void place_fetches(crn_sequence_eval *eval, const crn_sequence *sequence)
     for (int32_t q = sequence->count - 1; q >= 0; q--) {
         for (int32_t e = times->lists[q]; e >= 0; e = times->next[e]) {
             int64_t end_ns = crn_min(free_ns, times->clock_ns[q]);
-            free_ns = end_ns - model->link->back_ns[crn_event_node(model, sequence->node[e])];
+            free_ns = crn_max(-1, end_ns - model->link->back_ns[crn_event_node(model, sequence->node[e])]);
             times->begin[e] = event_before(times, free_ns, eval->last[eval->previous[e]] + 1, q);
         }
         times->back_ns[q] = free_ns;
@@ -116,18 +116,26 @@ static bool host_is_scarce(const crn_graph_model *model)
     return model->link->host_bytes < INT64_MAX;
 }
 
-/* A copy is there from the last reader before it, or as long as the one that was fetched before, to the next reader. */
+/* From which event on the copy that is fetched is on the host: since it was offloaded, or last fetched and read. */
+static int32_t host_begin(const crn_sequence_eval *eval, const crn_sequence *sequence, int32_t e)
+{
+    int32_t before = eval->previous[e];
+    while (crn_event_is_fetch(eval->model, sequence->node[before]) && eval->times->first[before] < 0) {
+        e = before;
+        before = eval->previous[e];
+    }
+    return crn_event_is_fetch(eval->model, sequence->node[before]) ? eval->times->first[before] : eval->times->left[e];
+}
+
 static void measure_host(const crn_sequence_eval *eval, const crn_sequence *sequence)
 {
     const crn_link_times *times = eval->times;
     memset(times->on_host, 0, ((size_t)sequence->count + 1) * sizeof(*times->on_host));
     for (int32_t e = 0; e < sequence->count; e++) {
-        int32_t event = sequence->node[e], before = eval->previous[e];
-        if (!crn_event_is_fetch(eval->model, event) || times->first[e] < 0)
+        if (!crn_event_is_fetch(eval->model, sequence->node[e]) || times->first[e] < 0)
             continue;
-        int64_t bytes = eval->model->bytes[crn_event_node(eval->model, event)];
-        bool stays = crn_event_is_fetch(eval->model, sequence->node[before]) && times->first[before] >= 0;
-        times->on_host[stays ? times->first[before] : times->left[e]] += bytes;
+        int64_t bytes = eval->model->bytes[crn_event_node(eval->model, sequence->node[e])];
+        times->on_host[host_begin(eval, sequence, e)] += bytes;
         times->on_host[times->first[e]] -= bytes;
     }
     for (int32_t e = 0; e < sequence->count; e++)

@@ -36,7 +36,7 @@ static inline void crn_link_times_read(crn_link_times *times, int32_t instance, 
 }
 /** Places all transfers, when all reads are known: instances last until they have been offloaded. */
 void crn_link_times_place(crn_sequence_eval *eval, const crn_sequence *sequence);
-/** Adds to freed[], which stands at zero, what fetches take before they stand in the sequence. */
+/** Moves the memory of fetches, in freed[], which stands at zero, to the events in which their transfers begin. */
 void crn_link_times_levels(crn_sequence_eval *eval, const crn_sequence *sequence);
 
 /* ---- of a sequence that was judged ---- */

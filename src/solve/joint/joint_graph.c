@@ -4,7 +4,7 @@
  * Problem   A graph and its link to host memory. Least time within the device's budget and the host's.
  * Lists     What is computed, and when, comes from a search in which a value that does not fit is recomputed or fetched
  *           from the host, at several prices of the link (link_lists.h); from searches without fetches under larger budgets;
- *           and from storing everything.
+ *           from graph-search at such budgets, where the real one is too small for it; and from storing everything.
  * Fit       Each list is made to fit the budget by offloading storages; a storage leaves and comes back with its base,
  *           aliases are computed again, outputs need not come back. The best lists are improved by ruin and recreate
  *           (joint_search.h, joint_fit.h), their transfers placed by transfer.h.
@@ -17,7 +17,7 @@
 #include "solve/joint/joint_session.h"
 #include "solve/link_lists.h"
 
-enum { SHARE = 24, FIRST_SHARE = 4 };
+enum { GRID = 8, SHARE = 24, FIRST_SHARE = 4 };
 
 /* ---- lists ---- */
 
@@ -63,14 +63,56 @@ static bool is_done(void *context)
     return crn_joint_is_done(context);
 }
 
-/* From the best schedule without transfers that is known. */
-static cairn_status offer_link_lists(crn_joint_search *search, cairn_error *error)
+/* Who asks for lists under larger budgets, and the least of them. */
+typedef struct larger {
+    crn_joint_search *search;
+    int64_t least_bytes;
+} larger;
+
+/* Without memory for them, the search goes on with the lists that it has. */
+static cairn_status offer_link_lists(crn_joint_search *search, const cairn_builder *start, cairn_error *error)
+{
+    const crn_link_sink sink = {search, take_link_list, is_done};
+    bool by_work = search->task->deadline_ns == CAIRN_NONE;
+    int64_t rounds = by_work ? with_fewer_rounds(search->task).iterations : INT64_MAX;
+    cairn_status status = crn_link_lists(search->task, search->budget_bytes, start, rounds, &sink, error);
+    search->cut_short = search->cut_short || status == CAIRN_NO_MEMORY;
+    return status == CAIRN_NO_MEMORY ? CAIRN_OK : status;
+}
+
+/* A list that needs more than the budget; from the smallest one, others for the link. */
+static cairn_status take_larger(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
+{
+    larger *asked = context;
+    crn_joint_search *search = asked->search;
+    if (crn_joint_is_done(search))
+        return CAIRN_OK;
+    CRN_TRY(crn_joint_offer_list(search, own->builder, NULL, error));
+    return budget_bytes == asked->least_bytes ? offer_link_lists(search, own->builder, error) : CAIRN_OK;
+}
+
+/* graph-search at budgets from its least to storing everything, each with a share of its usual rounds. */
+static cairn_status offer_larger(const crn_joint *s, crn_joint_search *search, cairn_error *error)
+{
+    int64_t budgets[GRID], span = s->store_all_bytes - s->lists_bytes;
+    larger asked = {search, s->lists_bytes};
+    crn_task sub = crn_task_without_machine(search->task);
+    const crn_settings settings = with_fewer_rounds(&sub);
+    sub.settings = &settings;
+    sub.budget_max_bytes = CAIRN_NONE;
+    for (int32_t i = 0; i < GRID; i++)
+        budgets[i] = s->lists_bytes + crn_max(0, span) / GRID * i;
+    return crn_joint_ask(&sub, "graph-search", budgets, GRID, take_larger, &asked, NULL, &search->cut_short, error);
+}
+
+/* From the best schedule without transfers that is known; where the budget is too small for one, from larger ones. */
+static cairn_status offer_lists(const crn_joint *s, crn_joint_search *search, cairn_error *error)
 {
     const crn_task *task = search->task;
-    const crn_link_sink sink = {search, take_link_list, is_done};
-    const cairn_builder *known = task->known_list ? task->known_list : task->known;
-    int64_t rounds = task->deadline_ns == CAIRN_NONE ? with_fewer_rounds(task).iterations : INT64_MAX;
-    return crn_link_lists(task, search->budget_bytes, known ? known : search->best, rounds, &sink, error);
+    const cairn_builder *known = task->known_list ? task->known_list : task->known ? task->known : search->best;
+    if (search->budget_bytes < s->lists_bytes && s->lists_bytes < INT64_MAX)
+        return offer_larger(s, search, error);
+    return offer_link_lists(search, known, error);
 }
 
 /* ---- the solver ---- */
@@ -126,7 +168,8 @@ static cairn_status lower_least(const crn_task *task, crn_joint *s, cairn_error 
     crn_task sub = crn_task_without_machine(task);
     need storing = {task, INT64_MAX};
     sub.budget_max_bytes = CAIRN_NONE;
-    CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
+    CRN_TRY(crn_joint_ask(&sub, "graph-search", NULL, 0, NULL, NULL, &s->lists_bytes, &s->is_rough, error));
+    s->least_bytes = s->lists_bytes;
     CRN_TRY(crn_joint_ask(&sub, "auto", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
     CRN_TRY(crn_joint_ask(&sub, "brute-graph", NULL, 0, NULL, NULL, &s->least_bytes, &s->is_rough, error));
     CRN_TRY(crn_joint_ask(&sub, "store-all", &none, 1, take_need, &storing, NULL, &s->is_rough, error));
@@ -148,11 +191,10 @@ static cairn_status search_all(const crn_joint *s, crn_joint_search *search, int
                                cairn_error *error)
 {
     crn_task sub = crn_task_without_machine(search->task);
-    (void)s;
     CRN_TRY(search->task->known ? crn_joint_offer_known(search, error) : offer_first(search, budget_bytes, error));
     CRN_TRY(offer_store_all(search, error));
     if (!crn_joint_is_done(search))
-        CRN_TRY(offer_link_lists(search, error));
+        CRN_TRY(offer_lists(s, search, error));
     if (!crn_joint_is_done(search))
         CRN_TRY(crn_joint_ask(&sub, "brute-graph", &budget_bytes, 1, take_schedule, search, NULL, &search->cut_short,
                               error));

@@ -23,8 +23,8 @@ static cairn_status find_least(const crn_task *task, crn_joint *s, cairn_error *
 }
 
 /*
- * What one call of solve starts from. A schedule that is known makes the search for the least needless: lists are
- * asked for from its peak on. That holds for this budget alone.
+ * What one call of solve starts from. A schedule that is known makes the search for the least needless. That holds for
+ * this budget alone.
  */
 static cairn_status view_for(const crn_task *task, crn_joint *s, crn_joint *view, cairn_error *error)
 {
@@ -37,7 +37,7 @@ static cairn_status view_for(const crn_task *task, crn_joint *s, crn_joint *view
     CRN_TRY(
         crn_replay(task, cairn_builder_ops(task->known), cairn_builder_count(task->known), CAIRN_NONE, &replay, error));
     *view = *s;
-    view->least_bytes = replay.peak_bytes;
+    view->least_bytes = view->lists_bytes = replay.peak_bytes;
     view->is_rough = true;
     return CAIRN_OK;
 }
@@ -63,7 +63,7 @@ cairn_status crn_joint_open(const crn_task *task, crn_joint_lower lower, void **
     if (!s)
         return crn_no_memory(error);
     s->lower = lower;
-    s->least_bytes = INT64_MAX;
+    s->least_bytes = s->lists_bytes = INT64_MAX;
     CRN_TRY(crn_store_all(task, &s->store_all_bytes, &s->store_all_ns, error));
     return task->known ? CAIRN_OK : find_least(task, s, error);
 }

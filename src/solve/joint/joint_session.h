@@ -15,6 +15,7 @@ typedef cairn_status (*crn_joint_lower)(const crn_task *task, crn_joint *s, cair
 struct crn_joint {
     crn_joint_lower lower; /* NULL = the least is known */
     int64_t least_bytes;   /* INT64_MAX = none is known */
+    int64_t lists_bytes;   /* the least of the solver that a list comes from, where that is asked for */
     int64_t store_all_bytes, store_all_ns;
     bool is_rough; /* cut short while looking for the least budget: less may do */
 };

@@ -188,11 +188,12 @@ static cairn_status try_from_best(link_search *p, double price, int64_t parts, i
 static cairn_status try_falling(link_search *p, int64_t rounds, cairn_error *error)
 {
     double price = PRICE_FIRST;
-    for (int i = 0, worse = 0; i < PRICES && worse < WORSE_MAX; i++, price *= PRICE_STEP) {
+    for (int i = 0, worse = 0; i < PRICES && worse < WORSE_MAX; i++) {
         int64_t before_ns = p->best_ns, makespan_ns;
         if (p->sink->is_done(p->sink->context) || crn_should_stop(p->task, NULL))
             break;
         CRN_TRY(try_price(p, price, PRICE_PARTS, rounds, true, &makespan_ns, error));
+        price *= PRICE_STEP;
         worse = makespan_ns < before_ns ? 0 : worse + (makespan_ns > before_ns || makespan_ns == INT64_MAX);
     }
     return CAIRN_OK;
@@ -201,10 +202,11 @@ static cairn_status try_falling(link_search *p, int64_t rounds, cairn_error *err
 static cairn_status try_near(link_search *p, int64_t rounds, cairn_error *error)
 {
     double step = PRICE_NEAR;
-    for (int i = 0; i < NEARER; i++, step = sqrt(step)) {
+    for (int i = 0; i < NEARER; i++) {
         double price = p->best_price;
         CRN_TRY(try_from_best(p, price * step, PRICE_PARTS, rounds, error));
         CRN_TRY(try_from_best(p, price / step, PRICE_PARTS, rounds, error));
+        step = sqrt(step);
     }
     return CAIRN_OK;
 }

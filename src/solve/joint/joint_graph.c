@@ -63,10 +63,10 @@ static bool is_done(void *context)
     return crn_joint_is_done(context);
 }
 
-/* Who asks for lists under larger budgets, and the least of them. */
+/* Lists under larger budgets, the smallest first. */
 typedef struct larger {
     crn_joint_search *search;
-    int64_t least_bytes;
+    bool has_smallest;
 } larger;
 
 /* Without memory for them, the search goes on with the lists that it has. */
@@ -83,26 +83,28 @@ static cairn_status offer_link_lists(crn_joint_search *search, const cairn_build
 /* A list that needs more than the budget; from the smallest one, others for the link. */
 static cairn_status take_larger(void *context, int64_t budget_bytes, const crn_answer *own, cairn_error *error)
 {
-    larger *asked = context;
-    crn_joint_search *search = asked->search;
-    if (crn_joint_is_done(search))
+    larger *lists = context;
+    bool is_smallest = !lists->has_smallest;
+    (void)budget_bytes;
+    if (crn_joint_is_done(lists->search))
         return CAIRN_OK;
-    CRN_TRY(crn_joint_offer_list(search, own->builder, NULL, error));
-    return budget_bytes == asked->least_bytes ? offer_link_lists(search, own->builder, error) : CAIRN_OK;
+    lists->has_smallest = true;
+    CRN_TRY(crn_joint_offer_list(lists->search, own->builder, NULL, error));
+    return is_smallest ? offer_link_lists(lists->search, own->builder, error) : CAIRN_OK;
 }
 
 /* graph-search at budgets from its least to storing everything, each with a share of its usual rounds. */
 static cairn_status offer_larger(const crn_joint *s, crn_joint_search *search, cairn_error *error)
 {
     int64_t budgets[GRID], span = s->store_all_bytes - s->lists_bytes;
-    larger asked = {search, s->lists_bytes};
+    larger lists = {search, false};
     crn_task sub = crn_task_without_machine(search->task);
     const crn_settings settings = with_fewer_rounds(&sub);
     sub.settings = &settings;
     sub.budget_max_bytes = CAIRN_NONE;
     for (int32_t i = 0; i < GRID; i++)
         budgets[i] = s->lists_bytes + crn_max(0, span) / GRID * i;
-    return crn_joint_ask(&sub, "graph-search", budgets, GRID, take_larger, &asked, NULL, &search->cut_short, error);
+    return crn_joint_ask(&sub, "graph-search", budgets, GRID, take_larger, &lists, NULL, &search->cut_short, error);
 }
 
 /* From the best schedule without transfers that is known; where the budget is too small for one, from larger ones. */

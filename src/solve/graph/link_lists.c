@@ -150,22 +150,38 @@ static cairn_status offer(link_search *p, const crn_sequence *sequence, bool imp
     return status;
 }
 
-/* ---- prices ---- */
+/* ---- one search ---- */
 
-/* Goes on from where the search is; p->at is what it finds. */
-static cairn_status try_price(link_search *p, double price, int64_t parts, int64_t rounds, bool improve,
-                              int64_t *makespan_ns, cairn_error *error)
+static bool is_over(const link_search *p)
+{
+    return p->sink->is_done(p->sink->context) || crn_should_stop(p->task, NULL);
+}
+
+/* The best sequence under a budget that follows from p->at, within one of so many parts of the time; NULL: none fits. */
+static const crn_sequence *search_from(link_search *p, int64_t budget_bytes, int64_t parts, int64_t rounds)
 {
     const crn_task part = crn_task_part(p->task, parts);
     crn_improver_stop stop = {.task = &part};
     int64_t cost;
+    crn_improver_heed(p->improver, &stop, true);
+    if (!crn_improver_begin(p->improver, &p->at, budget_bytes))
+        return NULL;
+    crn_improver_run(p->improver, rounds);
+    return crn_improver_best(p->improver, &cost);
+}
+
+/* ---- prices ---- */
+
+/* Goes on from p->at, and leaves there the sequence of this price. */
+static cairn_status try_price(link_search *p, double price, int64_t parts, int64_t rounds, bool improve,
+                              int64_t *makespan_ns, cairn_error *error)
+{
     *makespan_ns = INT64_MAX;
     set_price(p, price);
-    crn_improver_heed(p->improver, &stop, true);
-    if (!crn_improver_begin(p->improver, &p->at, p->budget_bytes))
+    const crn_sequence *sequence = search_from(p, p->budget_bytes, parts, rounds);
+    if (!sequence)
         return CAIRN_OK;
-    crn_improver_run(p->improver, rounds);
-    crn_sequence_copy(&p->at, crn_improver_best(p->improver, &cost));
+    crn_sequence_copy(&p->at, sequence);
     CRN_TRY(offer(p, &p->at, improve, makespan_ns, error));
     if (*makespan_ns > p->best_ns)
         return CAIRN_OK;
@@ -178,7 +194,7 @@ static cairn_status try_price(link_search *p, double price, int64_t parts, int64
 static cairn_status try_from_best(link_search *p, double price, int64_t parts, int64_t rounds, cairn_error *error)
 {
     int64_t makespan_ns;
-    if (p->sink->is_done(p->sink->context) || crn_should_stop(p->task, NULL))
+    if (is_over(p))
         return CAIRN_OK;
     crn_sequence_copy(&p->at, &p->best);
     return try_price(p, price, parts, rounds, false, &makespan_ns, error);
@@ -190,7 +206,7 @@ static cairn_status try_falling(link_search *p, int64_t rounds, cairn_error *err
     double price = PRICE_FIRST;
     for (int i = 0, worse = 0; i < PRICES && worse < WORSE_MAX; i++) {
         int64_t before_ns = p->best_ns, makespan_ns;
-        if (p->sink->is_done(p->sink->context) || crn_should_stop(p->task, NULL))
+        if (is_over(p))
             break;
         CRN_TRY(try_price(p, price, PRICE_PARTS, rounds, true, &makespan_ns, error));
         price *= PRICE_STEP;
@@ -215,14 +231,9 @@ static cairn_status try_near(link_search *p, int64_t rounds, cairn_error *error)
 
 static cairn_status try_budget(link_search *p, int64_t budget_bytes, int64_t rounds, cairn_error *error)
 {
-    const crn_task part = crn_task_part(p->task, PRICE_PARTS);
-    crn_improver_stop stop = {.task = &part};
-    int64_t cost, makespan_ns;
-    crn_improver_heed(p->improver, &stop, true);
-    if (!crn_improver_begin(p->improver, &p->at, budget_bytes))
-        return CAIRN_OK;
-    crn_improver_run(p->improver, rounds);
-    return offer(p, crn_improver_best(p->improver, &cost), true, &makespan_ns, error);
+    const crn_sequence *sequence = search_from(p, budget_bytes, PRICE_PARTS, rounds);
+    int64_t makespan_ns;
+    return sequence ? offer(p, sequence, true, &makespan_ns, error) : CAIRN_OK;
 }
 
 /*
@@ -237,7 +248,7 @@ static cairn_status try_budgets(link_search *p, int64_t rounds, cairn_error *err
     crn_sequence_judge(&p->eval, &p->list);
     int64_t span = p->eval.peak - budget_bytes;
     for (int i = 1; i < BUDGETS && span > 0; i++)
-        if (!p->sink->is_done(p->sink->context) && !crn_should_stop(p->task, NULL))
+        if (!is_over(p))
             CRN_TRY(try_budget(p, budget_bytes + span / BUDGETS * i, rounds, error));
     return CAIRN_OK;
 }

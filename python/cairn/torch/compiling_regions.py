@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -211,6 +212,18 @@ class RegionModel(CompiledModel):
         if applied is not None:
             applied.remove()
 
+    @contextlib.contextmanager
+    def removed(self) -> Iterator[None]:
+        """Restore the model. If the body of a with statement fails, the regions and their plan are back."""
+        self.unplan()
+        try:
+            with self.regions.removed():
+                yield
+        except BaseException:
+            assert self._followed is not None
+            self.follow(*self._followed)
+            raise
+
     def fit(self, request: RegionRequest, reporter: Any) -> None:
         """Plans for a budget, runs the step and measures it; again where it takes more than was predicted.
 
@@ -373,16 +386,23 @@ def compile_regions(
     if plan is not None:
         plan.check_fits(model, sample.args, sample.kwargs)
     before = known(model)
+    replaced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if isinstance(before, RegionModel):
         if before.serves(sample, request):
             before.resident_bytes = resident_bytes
             before.fit(request, reporter)
             return
-        before.unplan()
-        before.regions.remove()
+        replaced = before.removed()
     regions = Regions(model, request.kernels, device, () if plan is None else plan.partitions)
     made = RegionModel(model, regions, sample, device)
     made.resident_bytes, made.request = resident_bytes, request
+    with replaced:
+        _install(made, request, reporter)
+
+
+def _install(made: RegionModel, request: RegionRequest, reporter: Any) -> None:
+    """Compile the blocks of a model in place, within a budget or by a plan. If that fails, the model is restored."""
+    model, regions, plan = made.model, made.regions, request.plan
     try:
         reporter.begin("finding blocks")
         regions.disable_in_place_compilation()
@@ -390,7 +410,7 @@ def compile_regions(
             regions.install(_named(model, plan.blocks))
             made.follow_plan(plan, request, reporter)
             return
-        regions.install(modules_of(_blocks(sample, request.blocks, device)))
+        regions.install(modules_of(_blocks(made.sample, request.blocks, made.device)))
         made._profile(request, reporter)
         made.fit(request, reporter)
     except BaseException:

@@ -176,6 +176,20 @@ class Regions:
             for region in regions:
                 region.is_enabled = True
 
+    @contextlib.contextmanager
+    def removed(self) -> Iterator[None]:
+        """Restore the model. If the body of a with statement fails, the regions are back, with their code."""
+        before = [(name, region.module, region.code) for name, region in self.items()]
+        self.remove()
+        try:
+            yield
+        except BaseException:
+            self.disable_in_place_compilation()
+            for name, module, code in before:
+                if module is not None:
+                    self._regions[name] = weakref.ref(Region(module, code, self))
+            raise
+
     def remove(self) -> None:
         """Restore the model."""
         for _, region in list(self.items()):

@@ -1,12 +1,14 @@
 """`compile`: a request that fails leaves the model as it was, and what cannot be followed is refused by name."""
 
+import copy
 import dataclasses
 
 import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.compiled import region_levels
-from cairn.torch.compiled.compiled_model import known
+from cairn.torch.compiled.compiled_model import StepResult, differences, known
+from cairn.torch.rerun_state.preserve import Randomness
 from torch import nn
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -69,3 +71,64 @@ def test_a_request_that_fails_leaves_the_plan_that_worked():
     assert regions.compilations == began
     compiled(model, x, budget="1GiB", regions=True, loss_fn=other_loss)
     assert known(model).regions is not regions and ct.handle(model) is None
+
+
+def a_step(loss, grad, buffer=None):
+    buffers = {} if buffer is None else {"count": buffer}
+    return StepResult(loss, {"weight": grad}, buffers, Randomness(torch.device("cpu")), 0, 0)
+
+
+def test_steps_are_compared_bit_by_bit():
+    nan, zero = torch.tensor([float("nan"), 1.0]), torch.zeros(2)
+    rows = torch.sparse_coo_tensor([[1]], [[1.0]], (3, 1))
+    for same in (nan, zero, rows, None, torch.tensor([1 + 2j]).conj(), torch.tensor([], dtype=torch.int32)):
+        copied = None if same is None else same.clone()
+        assert differences(a_step(nan[0], same, nan), a_step(nan[0].clone(), copied, nan.clone())) == ()
+    assert differences(a_step(zero[0], zero), a_step(-zero[0], -zero)) == (
+        "the loss (0.0 and -0.0)",
+        "the gradient of weight in the signs of zeros",
+    )
+    assert differences(a_step(zero[0], rows), a_step(zero[0], rows * 3)) == ("the gradient of weight by up to 2",)
+    assert differences(a_step(zero[0], None, zero), a_step(zero[0], nan, -zero)) == (
+        "the gradient of weight",
+        "the buffer count",
+    )
+
+
+class NotANumber(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.layer(x) / 0 * 0
+
+
+def test_a_step_whose_results_are_not_numbers_is_exact():
+    x = torch.randn(16, 8)
+    step = compiled(NotANumber(), x, budget="1GiB", regions=False, prove=True)
+    assert ct.report(step).differences == () and ct.verify(step).differences == ()
+
+
+class Warming(nn.Module):
+    """Divides by the number of its steps."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks, self.steps = made()[0], 0
+
+    def forward(self, x):
+        self.steps += 1
+        return self.blocks(x / self.steps)
+
+
+@pytest.mark.parametrize("regions", [True, False])
+def test_a_model_that_counts_its_steps_is_exact(regions):
+    torch._dynamo.reset()
+    model, x = Warming(), torch.randn(64, 32)
+    plain = copy.deepcopy(model)
+    step = compiled(model, x, budget="1GiB", regions=regions, prove=True)
+    assert ct.report(step).differences == () and ct.verify(step).differences == () and model.steps == 0
+    for _ in range(3):
+        assert all(map(torch.equal, grads_of(step, model, x), grads_of(plain, plain, x)))
+    assert model.steps == 3

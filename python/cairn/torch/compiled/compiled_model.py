@@ -19,6 +19,7 @@ from ..base.budgets import resolve
 from ..base.errors import Unsupported, VerificationFailed, warn
 from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
+from ..rerun_state.module_state import same_results
 from ..rerun_state.preserve import Buffers, Randomness
 from .backend import Backend, GraphPrepared
 from .compiled_plan import CompiledPlan
@@ -161,7 +162,6 @@ class CompiledModel:
         """
         model, meter, buffers = self.model, memory.meter_for(self.device, may_compile), Buffers(self.model)
         with self._gradients_set_aside(), memory.not_collecting():
-            self.sample.random.restore()
             with meter:  # what is allocated under it is released under it
                 first, start_ns = meter.mark(), clock.read()
                 loss = self._run(function)
@@ -182,7 +182,7 @@ class CompiledModel:
 
     def _run(self, function: Callable[..., Any]) -> torch.Tensor | None:
         sample = self.sample
-        output, loss = sample.results(function(*sample.args, **sample.kwargs))
+        output, loss = sample.results(sample.output(function))
         backward_of(output, loss)
         return None if loss is None else loss.detach()
 
@@ -222,27 +222,22 @@ def _copy(tensor: torch.Tensor | None) -> torch.Tensor | None:
 def differences(plain: StepResult, other: StepResult) -> tuple[str, ...]:
     """The results that differ in any bit, each described by its name; gradients with their largest difference."""
     differing = []
-    if plain.loss is not None and other.loss is not None and not torch.equal(plain.loss, other.loss):
+    if plain.loss is not None and other.loss is not None and not same_results(plain.loss, other.loss):
         differing.append(f"the loss ({plain.loss.item()!r} and {other.loss.item()!r})")
     differing += [f"the gradient of {name}{_by(g, other.grads[name])}" for name, g in plain.grads.items()
-                  if not _same(g, other.grads[name])]  # fmt: skip
-    differing += [f"the buffer {name}" for name, b in plain.buffers.items() if not _same(b, other.buffers[name])]
+                  if not same_results(g, other.grads[name])]  # fmt: skip
+    differing += [f"the buffer {name}" for name, b in plain.buffers.items() if not same_results(b, other.buffers[name])]
     if plain.random.torch_differs(other.random):
         differing.append("the random state after the step")
     return tuple(differing)
-
-
-def _same(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return torch.equal(one.to_dense(), other.to_dense())  # gradients of sparse embeddings are sparse
 
 
 def _by(one: torch.Tensor | None, other: torch.Tensor | None) -> str:
     """The largest difference of two tensors, in words; empty if one is None."""
     if one is None or other is None:
         return ""
-    return f" by up to {(one.to_dense() - other.to_dense()).abs().max().item():.2g}"
+    distance = (one.to_dense() - other.to_dense()).abs().max().item()
+    return f" by up to {distance:.2g}" if distance else " in the signs of zeros"
 
 
 _KNOWN: weakref.WeakKeyDictionary[nn.Module, Callable[[], CompiledModel | None]] = weakref.WeakKeyDictionary()

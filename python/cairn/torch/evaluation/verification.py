@@ -22,7 +22,7 @@ from ..planning.plan import Plan
 from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
 from ..profiling.sample import Sample, backward_of
 from ..profiling.step_setup import StepSetup
-from ..rerun_state.module_state import same_bits
+from ..rerun_state.module_state import same_results
 from ..rerun_state.preserve import Parameters, Randomness
 from ..rerun_state.side_effects import attribute_descriptions
 
@@ -285,7 +285,7 @@ def _differences(plain: _Outcome, planned: _Outcome, plan: Plan) -> dict[str, _D
     differing = {
         what: _Difference(f"{what}{block} differs from the plain step's", _distance(a, b))
         for what, (a, b, block) in pairs.items()
-        if not _same(a, b)
+        if not same_results(a, b)
     }
     for name in {**plain.attributes, **planned.attributes}:
         if plain.attributes.get(name) != planned.attributes.get(name):
@@ -314,14 +314,6 @@ def _distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
         return math.inf
     distance = float((a.to_dense().double() - b.to_dense().double()).abs().max())
     return math.inf if math.isnan(distance) else distance
-
-
-def _same(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    if a.layout is not torch.strided:  # gradients of sparse embeddings
-        a, b = a.to_dense(), b.to_dense()
-    return same_bits(a, b)
 
 
 def _block_of(parameter: str, plan: Plan) -> str:

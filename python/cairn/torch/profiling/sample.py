@@ -94,15 +94,15 @@ class Sample:
         self._leaves.note(tensors_in((output, loss)))
         return (output if self.holds_output else loss), loss
 
-    def output(self) -> Any:
-        """The model's output."""
+    def output(self, function: Callable[..., Any] | None = None) -> Any:
+        """The model's output, or that of a function that runs the model, such as its compiled code."""
         self.attributes.record()
         self.attributes.forget_losses()
         self.attributes.restore_numbers()
         self.random.restore()
         with self.replaced.during_forward():
             args, kwargs = self._built()
-            return self.model(*args, **kwargs)
+            return (self.model if function is None else function)(*args, **kwargs)
 
     @contextlib.contextmanager
     def preserved(self, device: torch.device) -> Iterator[Parameters]:

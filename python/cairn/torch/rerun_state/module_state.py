@@ -419,5 +419,14 @@ def same_bits(first: torch.Tensor, second: torch.Tensor) -> bool:
     return bool(torch.equal(_bytes(first), _bytes(second)))
 
 
+def same_results(first: torch.Tensor | None, second: torch.Tensor | None) -> bool:
+    """`same_bits` of results of a step: some are None, sparse (gradients of embeddings), or a rank's part (DTensor)."""
+    if first is None or second is None:
+        return first is second
+    if not first.layout == second.layout == torch.strided:
+        first, second = first.to_dense(), second.to_dense()
+    return same_bits(memory.of_this_rank(first), memory.of_this_rank(second))
+
+
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -264,10 +264,9 @@ def _compiled(
         made = CompiledModel(model, compiled, sample, device)
         made.backend, made.resident_bytes = backend, _resident_bytes(request, sample, device)
         made.optimizer_peak_bytes = request.optimizer_peak_bytes
-        with _named_errors():
-            measured = made.prepared_step()
-            if backend.plans and measured.peak_bytes > backend.plans[-1].budget_bytes:
-                measured = made.compiled_step()  # a first call may allocate memory that stays
+        measured = made.prepared_step()
+        if backend.plans and measured.peak_bytes > backend.plans[-1].budget_bytes:
+            measured = made.compiled_step()  # a first call may allocate memory that stays
         backend.measures_graphs = True  # graphs of other shapes, later
         if not backend.plans:
             raise Unsupported("the captured graph has no backward: does the model's output need gradients?")
@@ -372,15 +371,3 @@ def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
         for root in roots:
             root.grad = None
     return taken, meter.peak(first, last) - meter.level(first)
-
-
-@contextlib.contextmanager
-def _named_errors() -> Iterator[None]:
-    """Errors of Dynamo in the body become Unsupported, which names the operation and its line."""
-    try:
-        yield
-    except _compat.capture_error() as error:
-        raise Unsupported(
-            f"torch.compile cannot capture this model as one graph: {error}\nSplit or change the operation that it "
-            "names, or let its blocks be compiled one by one (regions=True)"
-        ) from error

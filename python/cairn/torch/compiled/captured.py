@@ -17,8 +17,11 @@ import torch
 from torch import fx, nn
 
 from ..base import _compat
+from .calls import compiled_call
 from .joint_graph import JointGraph, read
 from .planner import Planner
+
+AS_BLOCKS = "let its blocks be compiled one by one (regions=True)"
 
 
 class Captured:
@@ -46,7 +49,9 @@ class Captured:
 
 
 class Plans(Protocol):
-    """The plans of one compiled model."""
+    """The plans of one compiled model. compilations: how many graphs were compiled for it."""
+
+    compilations: int
 
     def code(self, captured: Captured, inputs: Sequence[Any]) -> Callable[..., Any]:
         """The compiled code of a graph. The first request plans and compiles the graph."""
@@ -74,20 +79,27 @@ _BACKENDS: dict[str, SharedBackend] = {}
 
 
 def compiled_with(plans: Plans, model: nn.Module, kernels: str) -> nn.Module:
-    """The module that torch.compile returns for a model. While it runs, `plans` are the current ones."""
+    """The module that torch.compile returns for a model. While it runs, `plans` are the current ones.
+
+    Its calls raise Unsupported where Dynamo cannot capture them.
+    """
     backend = _BACKENDS.setdefault(kernels, SharedBackend())
     compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=False)
-    wrapped: nn.Module = _compat.with_wrapped_calls(compiled, functools.partial(_with_plans, plans))
+    wrapped: nn.Module = _compat.with_wrapped_calls(
+        compiled, functools.partial(_with_plans, plans, type(model).__name__)
+    )
     return wrapped
 
 
-def _with_plans(plans: Plans, function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function. While it runs, `plans` are the current ones."""
+def _with_plans(plans: Plans, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function. While it runs, `plans` are the current ones. name: that of the model's class, for errors."""
+    what = f"the model {name}"
 
     def run(*args: Any, **kwargs: Any) -> Any:
         token = _CURRENT_PLANS.set(plans)
         try:
-            return function(*args, **kwargs)
+            with compiled_call(what, lambda: plans.compilations, AS_BLOCKS):
+                return function(*args, **kwargs)
         finally:
             _CURRENT_PLANS.reset(token)
 

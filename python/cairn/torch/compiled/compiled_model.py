@@ -14,7 +14,7 @@ import torch
 from cairn import format_bytes, format_ns
 from torch import nn
 
-from ..base import _compat, clock, memory
+from ..base import clock, memory
 from ..base.budgets import resolve
 from ..base.errors import Unsupported, VerificationFailed, warn
 from ..planning.plan import Plan
@@ -140,18 +140,17 @@ class CompiledModel:
         backend = self.backend
         if backend is None:
             return self.compiled_step()
-        with _compat.capture_settings():
-            backend.is_preparing = True
-            try:
-                with contextlib.suppress(GraphPrepared):
-                    self.compiled_step(may_compile=True)
-            finally:
-                backend.is_preparing = False
-            for _ in range(MAX_COMPILATIONS):
-                before = backend.compilations
-                result = self.compiled_step(may_compile=True)
-                if backend.compilations == before:
-                    return result
+        backend.is_preparing = True
+        try:
+            with contextlib.suppress(GraphPrepared):
+                self.compiled_step(may_compile=True)
+        finally:
+            backend.is_preparing = False
+        for _ in range(MAX_COMPILATIONS):
+            before = backend.compilations
+            result = self.compiled_step(may_compile=True)
+            if backend.compilations == before:
+                return result
         raise Unsupported(f"torch.compile compiles this model anew in each of {MAX_COMPILATIONS} steps")
 
     def step(self, function: Callable[..., Any], may_compile: bool = False) -> StepResult:

@@ -18,6 +18,7 @@ from torch import nn
 from ..base import _compat
 from ..base.blocks import Block
 from ..base.patched_forward import PatchedForward
+from .calls import compiled_call
 from .partitions import Partitions, SavedPartition
 from .region_code import BlockCode, call_module
 from .region_levels import EVERYTHING, Level, level_text
@@ -30,6 +31,8 @@ class Region(PatchedForward):
 
     Attributes
     ----------
+    name
+        The name of the block.
     code
         The code of the block's class.
     option
@@ -41,8 +44,8 @@ class Region(PatchedForward):
     carries_out_a_plan = False
     _torchdynamo_orig_callable = None  # torch's mark for compiled functions: no hooks are put inside of them
 
-    def __init__(self, module: nn.Module, code: BlockCode, owner: object) -> None:
-        self.code, self.option, self.is_enabled = code, 0, True
+    def __init__(self, module: nn.Module, name: str, code: BlockCode, owner: object) -> None:
+        self.name, self.code, self.option, self.is_enabled = name, code, 0, True
         compiled = _compat.compiled_inside(module)
         self._called_module = weakref.ref(module if compiled is None else compiled)
         super().__init__(module, _call_forward, owner)
@@ -56,13 +59,14 @@ class Region(PatchedForward):
             return self.plain()(*args, **kwargs)
         code = self.code
         code.backend.option = self.option
-        try:
+        with compiled_call(f"the block '{self.name}'", lambda: code.backend.graphs):
+            try:
+                return code.compiled(call_module, *args, **kwargs)
+            except _compat.capture_error():
+                if code.has_graph_breaks:
+                    raise
+            code.allow_graph_breaks()
             return code.compiled(call_module, *args, **kwargs)
-        except _compat.capture_error():
-            if code.has_graph_breaks:
-                raise
-        code.allow_graph_breaks()
-        return code.compiled(call_module, *args, **kwargs)
 
     def plain(self) -> Callable[..., Any]:
         """The block's own forward, not compiled."""
@@ -104,7 +108,7 @@ class Regions:
         model = self._model()
         names = {} if model is None else {module: name for name, module in model.named_modules()}
         for module in modules:
-            self._regions[names[module]] = weakref.ref(Region(module, self._code(module), self))
+            self._regions[names[module]] = weakref.ref(Region(module, names[module], self._code(module), self))
 
     def _code(self, module: nn.Module) -> BlockCode:
         """The code of a block's class; if the forward was replaced on the instance, code of its own."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,22 +14,43 @@ from .compiler_budget import many_graphs
 _LOGGER_METHODS = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
 
 
+_SETTINGS = {"trace_autograd_ops": True, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
+
+_of_thread = (
+    threading.local()
+)  # is_active: whether the settings hold; patch, changed: the latest patch, and its changes
+
+
 @contextlib.contextmanager
 def capture_settings() -> Iterator[None]:
-    """Dynamo's settings to capture a model as one graph: it ignores calls of loggers and traces `autograd.grad`.
+    """Dynamo's settings for calls of compiled code: it ignores calls of loggers and traces `autograd.grad`.
 
-    One function may also be compiled for many shapes.
+    One function may also be compiled for many shapes. Nothing runs as it is instead, after an error or too many
+    compilations: that would take more memory than was planned.
     """
+    if getattr(_of_thread, "is_active", False):
+        yield
+        return
+    _of_thread.is_active = True
+    try:
+        with _patch_of_settings():
+            yield
+    finally:
+        _of_thread.is_active = False
+
+
+def _patch_of_settings() -> Any:
+    """The patch of Dynamo's settings. It is used again by every call: each one makes a class and a context variable."""
     from torch._dynamo import config
 
-    methods = {getattr(logging.Logger, method) for method in _LOGGER_METHODS if hasattr(logging.Logger, method)}
     ignored = next((n for n in ("ignore_logging_functions", "ignore_logger_methods") if hasattr(config, n)), None)
+    methods = {getattr(logging.Logger, method) for method in _LOGGER_METHODS if hasattr(logging.Logger, method)}
     changed: dict[str, Any] = {} if ignored is None else {ignored: getattr(config, ignored) | methods}
     changed |= many_graphs()  # every shape of a model is one more compilation of the same forward
-    if hasattr(config, "trace_autograd_ops"):
-        changed["trace_autograd_ops"] = True
-    with config.patch(changed):
-        yield
+    if getattr(_of_thread, "changed", None) != changed:
+        changed_too = {name: value for name, value in _SETTINGS.items() if hasattr(config, name)}
+        _of_thread.changed, _of_thread.patch = changed, config.patch(changed | changed_too)
+    return _of_thread.patch
 
 
 def capture_error() -> type[Exception]:
@@ -36,6 +58,13 @@ def capture_error() -> type[Exception]:
     from torch._dynamo import exc
 
     return exc.Unsupported
+
+
+def recompile_limit_error() -> type[Exception]:
+    """The exception that Dynamo raises for a function that it has compiled too many times."""
+    from torch._dynamo import exc
+
+    return exc.FailOnRecompileLimitHit
 
 
 def operator_capture_error() -> type[Exception]:

@@ -1,0 +1,137 @@
+"""Calls of compiled models and blocks: Dynamo's settings hold around each, and its errors are named."""
+
+import logging
+
+import cairn.torch as ct
+import pytest
+import torch
+from cairn.torch.base import memory
+from cairn.torch.base._compat import compiler_budget
+from cairn.torch.base.errors import Unsupported
+from torch import nn
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+LOGGER = logging.getLogger(__name__)
+FEW = 2  # compilations of one function that torch allows, without Cairn's settings
+
+
+@pytest.fixture(autouse=True)
+def few_compilations():
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(recompile_limit=FEW):
+        yield
+    torch._dynamo.reset()
+
+
+class Numbered(nn.Module):
+    """A block with a number, which makes its graph another one than those of its like."""
+
+    def __init__(self, number, has_break=False):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 128), nn.Linear(128, 32)
+        self.number, self.has_break = number, has_break
+
+    def forward(self, x):
+        if self.has_break:
+            torch._dynamo.graph_break()
+        return x + self.down(torch.tanh(torch.tanh(self.up(x))) * self.number)
+
+
+class Logging(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x):
+        x = self.up(x).tanh()
+        LOGGER.debug("a call that no graph can have")
+        return self.down(x)
+
+
+def squared(output):
+    return output.square().mean()
+
+
+def numbered(count=FEW + 1, **options):
+    return nn.Sequential(*(Numbered(1 + i, **options) for i in range(count)))
+
+
+def compiled_with(model, x, budget="1GiB", **options):
+    return ct.compile(model, x, budget=budget, kernels="eager", loss_fn=squared, **options)
+
+
+def step(model, x):
+    squared(model(x)).backward()
+    model.zero_grad()
+
+
+def evaluated(model, x):
+    model.eval()
+    with torch.no_grad():
+        model(x)
+    model.train()
+
+
+def peak_of_step(model, x):
+    meter = memory.meter_for(torch.device("cpu"))
+    with memory.not_collecting(), meter:
+        first = meter.mark()
+        step(model, x)
+        last = meter.mark()
+    return meter.peak(first, last) - meter.level(first) + memory.unique_bytes([*model.parameters(), x])
+
+
+@pytest.mark.parametrize("has_break", (False, True))
+def test_calls_of_compiled_blocks_are_compiled_beyond_dynamos_limit(has_break):
+    model, x = numbered(has_break=has_break), torch.randn(1024, 32)
+    compiled_with(model, x, regions=True)
+    made = ct.report(model).regions
+    budget = made.least_budget_bytes + (made.plain_peak_bytes - made.least_budget_bytes) // 5
+    compiled_with(model, x, budget, regions=True)
+    for rows in (1024, 1000):
+        smaller = x[:rows].clone()
+        step(model, smaller)  # compiles
+        assert peak_of_step(model, smaller) <= budget
+    evaluated(model, x)
+    with torch.autocast("cpu", torch.bfloat16):
+        step(model, x)
+
+
+def test_every_shape_of_one_graph_has_a_plan_beyond_dynamos_limit():
+    model, x = Logging(), torch.randn(64, 32)
+    compiled = compiled_with(model, x, regions=False)
+    for rows in range(40, 41 + FEW):
+        step(compiled, x[:rows])
+    evaluated(compiled, x)
+    with torch.inference_mode():
+        compiled(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "options", "what"),
+    (
+        (numbered(), {"regions": True}, "the block '0'"),
+        (numbered(has_break=True), {"regions": True}, "the block '0'"),
+        (numbered(), {"regions": False}, "the model Sequential"),
+    ),
+    ids=("blocks", "blocks with graph breaks", "one graph"),
+)
+def test_the_limit_of_compilations_is_named(monkeypatch, model, options, what):
+    x = torch.randn(64, 32)
+    compiled = compiled_with(model, x, **options)
+    monkeypatch.setattr(compiler_budget, "MANY_GRAPHS", 1)
+    with pytest.raises(Unsupported, match=rf"limit of .* in {what} \(graphs captured: \d+\)"):
+        step(compiled, x[:40])
+
+
+def test_an_operation_that_no_graph_can_have_is_named_at_a_later_call():
+    class Breaking(Numbered):
+        def forward(self, x):
+            if not self.training:
+                torch._dynamo.graph_break()
+            return super().forward(x)
+
+    compiled = compiled_with(Breaking(1), torch.randn(64, 32), regions=False)
+    with pytest.raises(Unsupported, match="cannot capture the model Breaking as one graph"):
+        evaluated(compiled, torch.randn(64, 32))

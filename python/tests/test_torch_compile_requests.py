@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 
+import cairn
 import cairn.torch as ct
 import pytest
 import torch
@@ -132,3 +133,14 @@ def test_a_model_that_counts_its_steps_is_exact(regions):
     for _ in range(3):
         assert all(map(torch.equal, grads_of(step, model, x), grads_of(plain, plain, x)))
     assert model.steps == 3
+
+
+def test_a_search_that_ends_without_a_schedule_names_its_time_limit(monkeypatch):
+    limits = cairn.limits
+    monkeypatch.setattr(cairn, "limits", lambda *a, **k: dataclasses.replace(limits(*a, **k), least_bytes=None))
+    (model, x), host = made(), {"host_budget": "1GiB", "link": "8GB/s"}
+    with pytest.raises(ct.Unsupported, match=r"no schedule .* within time_limit='90ms': give the search more time"):
+        compiled(model, x, budget=1, time_limit="90ms", regions=False, **host)
+    monkeypatch.setattr(cairn, "limits", limits)
+    with pytest.raises(ct.InfeasibleBudget):
+        compiled(model, x, budget=1, time_limit="90ms", regions=False, **host)

@@ -25,6 +25,13 @@ class Unsupported(TorchError, cairn.Unsupported):
     """The model or the step does something that cannot be made safe; the message names it."""
 
 
+def out_of_time(time_limit: str) -> Unsupported:
+    """The error for a search that ended before it found a schedule."""
+    return Unsupported(
+        f"no schedule of this step was found within time_limit={time_limit!r}: give the search more time"
+    )
+
+
 class _NeedsSmallerBatch(torch.OutOfMemoryError):
     """An error that batch-size finders take for out of memory: `args[0]` has their words, `str` the reason alone."""
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..base import clock, memory
 from ..base.budgets import resolve
-from ..base.errors import Unsupported, VerificationFailed, warn
+from ..base.errors import Unsupported, VerificationFailed, out_of_time, warn
 from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.module_state import same_results
@@ -321,7 +321,7 @@ def curve(plan: CompiledPlan, budgets: int | Sequence[Any], time_limit: str = "2
         limits = cairn.limits(graph, time_limit=time_limit)
         low, high = limits.least_bytes, limits.store_all_bytes
         if low is None or high is None:
-            raise Unsupported("no schedule of this step was found in the time limit")
+            raise out_of_time(time_limit)
         budgets_bytes = [low + (high - low) * i // max(budgets - 1, 1) + plan.reserve_bytes for i in range(budgets)]
     else:
         budgets_bytes = [resolve(budget, device, sum(plan.resident.values())) for budget in budgets]

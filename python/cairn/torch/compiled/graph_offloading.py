@@ -16,6 +16,7 @@ from typing import Any
 
 import cairn
 
+from ..base.errors import out_of_time
 from .emission import emit
 from .fused_groups import Groups, by_result
 from .host_memory import HostMemory
@@ -63,10 +64,12 @@ class GraphOffloading:
         return cairn.solve(self.graph, budget, machine=machine, time_limit=time_limit)
 
     def least(self, time_limit: str) -> cairn.Solution:
-        """The schedule of the least device memory that the solver finds."""
+        """The schedule of the least device memory that is found. Raises Unsupported if it has none in time."""
         least_bytes = cairn.limits(self.graph, solver=SOLVER, time_limit=time_limit).least_bytes
-        assert least_bytes is not None
-        return self.solved(least_bytes, time_limit)
+        solution = None if least_bytes is None else self.solved(least_bytes, time_limit)
+        if solution is None or solution.schedule is None:
+            raise out_of_time(time_limit)
+        return solution
 
     def ops(self, schedule: cairn.Schedule) -> Iterator[tuple[Any, ...]]:
         """The operations of a schedule as a graph performs them, on results of the joint graph."""

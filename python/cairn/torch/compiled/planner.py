@@ -197,7 +197,7 @@ class Planner:
             solution = self._solve(problem, target, limit_ns)
             if solution.schedule is not None:
                 candidate = self._generated(joint, costs, solution)
-            elif least is None:
+            elif best is None and least is None:
                 least = candidate = self._least(joint, costs, problem)
             else:
                 break

@@ -144,3 +144,24 @@ def test_a_search_that_ends_without_a_schedule_names_its_time_limit(monkeypatch)
     monkeypatch.setattr(cairn, "limits", limits)
     with pytest.raises(ct.InfeasibleBudget):
         compiled(model, x, budget=1, time_limit="90ms", regions=False, **host)
+
+
+def test_the_search_for_a_plan_of_blocks_ends_in_time():
+    model, x = made()
+    with pytest.raises(ct.Unsupported, match="give it more time"):
+        compiled(model, x, budget=1, time_limit="1ns", regions=True)
+    assert patched(model) == []
+    compiled(model, x, budget="1GiB", time_limit="2s", regions=True)
+    regions, options = known(model).regions, known(model).task()._chains._options
+    assert options["time_limit"] == "2s"
+    compiled(model, x, budget="1GiB", time_limit="1s", regions=True)
+    assert known(model).regions is regions and known(model).request.time_limit == "1s"
+
+
+def test_a_plan_of_one_graph_is_refused_where_blocks_are_compiled():
+    model, x = made()
+    [plan] = ct.report(compiled(model, x, budget="1GiB", regions=False)).plans
+    for regions in (True, [model[0]]):
+        with pytest.raises(ValueError, match="captured as one graph, and regions="):
+            compiled(model, x, plan=plan, regions=regions)
+    assert patched(model) == []

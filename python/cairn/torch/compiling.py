@@ -109,7 +109,8 @@ def compile(
     plan : CompiledPlan or RegionPlan, optional
         One that was made before for the same step, in place of a budget; nothing is solved then.
     solver, time_limit
-        The solver, and how long it may search in all; "3s".
+        The solver, and how long it may search: in all for one graph, and each time that it is called for blocks that
+        are compiled one by one.
     progress : callable or False, optional
         Told what is being done; False for nothing.
 
@@ -139,10 +140,8 @@ def compile(
     check_optimizer(model, optimizer)
     request = Request(budget, kernels, gradients, holds_output, solver, time_limit, type(model).__name__)
     if plan is not None:
-        _follow(request, plan)
+        _follow(request, plan, regions)
     of_blocks = plan if isinstance(plan, RegionPlan) else None
-    if of_blocks is not None and regions not in ("auto", True):
-        raise ValueError("the plan names the blocks that are compiled: pass plan= without regions=")
     _check(request)
     sample = Sample(model, positional(args), dict(kwargs or {}), loss_fn, request.holds_output)
     check_gradients(sample)
@@ -159,9 +158,9 @@ def compile(
             except Unsupported:
                 if regions is False or plan is not None:
                     raise
-        blocks = regions if isinstance(regions, str) or regions is not True else "auto"
+        blocks = "auto" if regions is True else regions
         asked = (request.budget, request.kernels, optimizer, request.gradients, request.holds_output, prove, solver)
-        by_block = RegionRequest(*asked, blocks, to, request.optimizer_peak_bytes, of_blocks)
+        by_block = RegionRequest(*asked, time_limit, blocks, to, request.optimizer_peak_bytes, of_blocks)
         resident_bytes = _resident_bytes(request, sample, device)
         compile_regions(sample, device, resident_bytes, by_block, reporter)
     return model
@@ -223,7 +222,7 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     return Backend(request)(module, inputs)
 
 
-def _follow(request: Request, plan: CompiledPlan | RegionPlan) -> None:
+def _follow(request: Request, plan: CompiledPlan | RegionPlan, regions: Any) -> None:
     """Lets a plan decide in place of a budget."""
     if not isinstance(plan, (CompiledPlan, RegionPlan)):
         raise TypeError(
@@ -232,6 +231,13 @@ def _follow(request: Request, plan: CompiledPlan | RegionPlan) -> None:
         )
     if request.budget != "auto":
         raise ValueError("a plan has its own budget: pass plan= or budget=, not both")
+    if isinstance(plan, RegionPlan) and regions not in ("auto", True):
+        raise ValueError("the plan names the blocks that are compiled: pass plan= without regions=")
+    if isinstance(plan, CompiledPlan) and regions not in ("auto", False):
+        raise ValueError(
+            f"the plan is for a model captured as one graph, and regions={regions!r} compiles blocks one by one: "
+            "pass plan= without regions="
+        )
     if request.kernels not in (plan.kernels, DEFAULT_KERNELS):
         raise PlanMismatch(f"the plan was made for kernels={plan.kernels!r}, this is {request.kernels!r}")
     request.budget, request.kernels, request.gradients = plan.budget_bytes, plan.kernels, plan.gradients

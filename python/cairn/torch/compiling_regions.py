@@ -61,17 +61,14 @@ class RegionModel(CompiledModel):
         self._followed: tuple[Plan, Mapping[str, Level]] | None = None
 
     def serves(self, sample: Sample, request: RegionRequest) -> bool:
-        """Whether what was measured holds for another request: only its budget differs."""
+        """Whether what was measured holds for another request: only its budget, or how it is planned, differs."""
         own, profile = self.request, self.profile
         if own is None or profile is None or request.plan is not None or sample.loss_fn is not self.sample.loss_fn:
             return False
         now = fingerprint_of(self.model, sample.args, sample.kwargs)
         is_same = all(now[key] == profile.fingerprint[key] for key in ("parameters", "dtype", "training", "inputs"))
-        return (
-            is_same
-            and dataclasses.replace(own, budget=request.budget, prove=request.prove, to=request.to, plan=None)
-            == request
-        )
+        others = {name: getattr(request, name) for name in ("budget", "prove", "to", "time_limit")}
+        return is_same and dataclasses.replace(own, **others, plan=None) == request
 
     def plain_step(self) -> StepResult:
         """One step of the model without compilation."""
@@ -89,7 +86,8 @@ class RegionModel(CompiledModel):
         profile = profile.run_once() if runs_once else profile
         profile = profile.with_options(chosen) if chosen else profile
         to = None if runs_once else request.to
-        return Task(profile.corrected(miss_bytes), "step", request.gradients, request.solver, {}, to)
+        options = {"time_limit": request.time_limit}
+        return Task(profile.corrected(miss_bytes), "step", request.gradients, request.solver, options, to)
 
     def _plan(self, miss_bytes: int) -> tuple[Plan, dict[str, Level]]:
         """The plan for the budget, with the partition of each block.
@@ -361,6 +359,7 @@ class RegionRequest:
     holds_output: bool
     prove: bool
     solver: str
+    time_limit: str
     blocks: Any
     to: Destination | None = None
     optimizer_peak_bytes: int = 0

@@ -251,10 +251,18 @@ class Task:
         offloading = None if self.offloading is None else self.offloading.least_bytes
         return min((size for size in (self._chains.least_bytes, offloading) if size is not None), default=None)
 
+    def _some_least(self) -> int:
+        """`_least_bytes`. Raises Unsupported where no schedule is known."""
+        least_bytes = self._least_bytes()
+        if least_bytes is None:
+            remedy = "leave solver= out" if self.solver != "auto" else "give it more time (time_limit=)"
+            raise Unsupported(f"solver {self.solver!r} finds no schedule of this model at any budget; {remedy}")
+        return least_bytes
+
     def even_budgets(self, count: int) -> list[int]:
         """`count` budgets at even distances, from the least that works to the one that keeps everything."""
         reserve, most = self.reserve(None), cairn.limits(self.chain, solver="store-all").store_all_bytes
-        low, high = (max(known_number(size), self.optimizer_peak) + reserve for size in (self._least_bytes(), most))
+        low, high = (max(known_number(size), self.optimizer_peak) + reserve for size in (self._some_least(), most))
         return [low + (high - low) * i // max(count - 1, 1) for i in range(count)]
 
     def _room(self, budget: Any) -> _Room:
@@ -336,10 +344,7 @@ class Task:
 
     def _infeasible(self, room: _Room) -> InfeasibleBudget:
         """The error that names the least budget, what it consists of, and the operation that exceeds this budget."""
-        least_bytes = self._least_bytes()
-        if least_bytes is None:
-            remedy = "leave solver= out" if self.solver != "auto" else "give it more time (time_limit=)"
-            raise Unsupported(f"solver {self.solver!r} finds no schedule of this model at any budget; {remedy}")
+        least_bytes = self._some_least()
         if self.optimizer_peak > least_bytes:
             return self._optimizer_needs_more(room)
         profile = self.profile

@@ -2,6 +2,8 @@
 
 import copy
 import dataclasses
+import sys
+from types import SimpleNamespace
 
 import cairn
 import cairn.torch as ct
@@ -165,3 +167,36 @@ def test_a_plan_of_one_graph_is_refused_where_blocks_are_compiled():
         with pytest.raises(ValueError, match="captured as one graph, and regions="):
             compiled(model, x, plan=plan, regions=regions)
     assert patched(model) == []
+
+
+def test_a_model_has_one_plan_at_a_time():
+    model, x = made()
+    ct.checkpoint(model, x, budget="1GiB", loss_fn=squared, progress=False)
+    for regions in ("auto", True, False):
+        with pytest.raises(ValueError, match=r"a plan is applied to this Sequential already; remove it first"):
+            compiled(model, x, budget="1GiB", regions=regions)
+    with pytest.raises(ct.Unsupported, match="a plan is at work on a model of which this Sequential is a part"):
+        compiled(model[0], x, budget="1GiB", regions=False)
+    plan = ct.report(model).plan
+    ct.handle(model).remove()
+    compiled(model, x, budget="1GiB", regions=True)
+    report = ct.report(model)
+    for other in (lambda: ct.checkpoint(model, x, budget="1GiB", loss_fn=squared), lambda: ct.apply(model, plan)):
+        with pytest.raises(ct.Unsupported, match="blocks of this Sequential are compiled by cairn.torch.compile"):
+            other()
+    assert ct.report(model) is report
+    copied = ct.checkpoint(copy.deepcopy(model), x, budget="1GiB", loss_fn=squared, progress=False)
+    assert isinstance(ct.report(copied), ct.Report)
+
+
+@pytest.mark.parametrize("regions", ["auto", True, False])
+def test_what_several_processes_share_is_refused_by_name(monkeypatch, regions):
+    class DistributedDataParallel(nn.Sequential):
+        pass
+
+    model, x = made()
+    with pytest.raises(ct.Unsupported, match="compile the module inside DistributedDataParallel, before it is"):
+        compiled(DistributedDataParallel(model), x, budget="1GiB", regions=regions)
+    monkeypatch.setitem(sys.modules, "torch.distributed.tensor", SimpleNamespace(DTensor=nn.Parameter))
+    with pytest.raises(ct.Unsupported, match="0.0.weight is a DTensor"):
+        compiled(model, x, budget="1GiB", regions=regions)

@@ -15,7 +15,7 @@ from torch import nn
 from .._budget import Budget
 from .base.errors import warn
 from .compiled.compiled_model import CompiledReport, known
-from .handle import Handle, apply_by_shape, handle, replacing, set_aside
+from .handle import Handle, apply_by_shape, handle, refuse_compiled, replacing, set_aside
 from .monitor.watch import Watch
 from .planning.arguments import (
     APPLY_OPTIONS,
@@ -112,6 +112,7 @@ def _applied(
 ) -> Handle:
     check_call(model, kwargs, options.get("loss_fn"), args)
     check_checkpoint(budget, {**options, "check_steps": check_steps, "strict": strict})
+    refuse_compiled(model)
     to_profile, to_plan, left = sorted_options(options)
     measured = profile(model, args, kwargs, **to_profile)
     made = plan(measured, budget, **to_plan)

@@ -33,7 +33,7 @@ from .compiled.host_memory import HostMemory
 from .compiled.region_plan import RegionPlan
 from .compiled.request import DEFAULT_KERNELS, GRADIENTS, KERNELS, OFFLOADING_OPTIONS, OPTIONS, Request
 from .compiling_regions import RegionRequest, compile_regions, has_compiled_modules
-from .handle import set_aside
+from .handle import refuse_planned, set_aside
 from .planning.arguments import (
     check_budget,
     check_call,
@@ -47,7 +47,7 @@ from .planning.arguments import (
 )
 from .planning.offload_plans import Destination, destination
 from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
-from .profiling.profileable import check_gradients, device_of
+from .profiling.profileable import check_gradients, device_of, refuse_distributed
 from .profiling.sample import Sample
 
 ROUNDS = 3
@@ -124,9 +124,11 @@ def compile(
     ------
     InfeasibleBudget
         No schedule fits; the error names the least budget that works.
+    ValueError
+        A plan is applied to the model already.
     Unsupported
-        With ``regions=False``, Dynamo cannot capture the model as one graph; the message names the operation and the
-        line.
+        The model is a wrapper, such as DistributedDataParallel, or its parameters are in parts. With ``regions=False``,
+        Dynamo cannot capture the model as one graph; the message names the operation and the line.
     PlanMismatch
         `plan` was made for another step.
     VerificationFailed
@@ -138,6 +140,9 @@ def compile(
     """
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
+    refuse_distributed(model, "compile")
+    if known(model) is None:
+        refuse_planned(model)
     request = Request(budget, kernels, gradients, holds_output, solver, time_limit, type(model).__name__)
     if plan is not None:
         _follow(request, plan, regions)

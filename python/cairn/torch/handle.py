@@ -15,6 +15,7 @@ from torch import nn
 from .base import memory
 from .base.errors import Unsupported
 from .base.patched_forward import PatchedForward
+from .compiled.compiled_model import known
 from .head.replacements import Replacements
 from .planning.arguments import check_call, check_plan
 from .planning.shape_plans import ShapePlan, ShapePlans, Source
@@ -154,7 +155,27 @@ def apply(
     >>> with ct.apply(model, ct.Plan.load("plan.json")):
     ...     loss_fn(model(x)).backward()
     """
+    refuse_compiled(model)
     return apply_by_shape(model, plan, None, on_shape_change, preserve_rng_state, determinism_check)
+
+
+def refuse_planned(model: nn.Module) -> None:
+    """Raises ValueError where a plan is applied to a model, Unsupported where one is to a part of it."""
+    if handle(model) is not None:
+        raise ValueError(
+            f"a plan is applied to this {type(model).__name__} already; remove it first "
+            "(cairn.torch.handle(model).remove())"
+        )
+    refuse_planned_modules(model)
+
+
+def refuse_compiled(model: nn.Module) -> None:
+    """Raises Unsupported where `compile` has compiled blocks of a model in place, by a plan of their own."""
+    if known(model) is not None:
+        raise Unsupported(
+            f"blocks of this {type(model).__name__} are compiled by cairn.torch.compile, whose plan is at work: plan "
+            "a copy of the model (copy.deepcopy), which is without them"
+        )
 
 
 def refuse_planned_modules(model: nn.Module) -> None:
@@ -178,9 +199,7 @@ def apply_by_shape(
     """`apply`, with something to make further plans from."""
     check_call(model, None)
     check_plan(plan)
-    if handle(model) is not None:
-        raise ValueError(f"a plan is applied to this {type(model).__name__} already; remove it first")
-    refuse_planned_modules(model)
+    refuse_planned(model)
     refuse_tensor_parallel(model)
     plan.check_fits(model)
     replacements = Replacements.from_json(plan.replacements)

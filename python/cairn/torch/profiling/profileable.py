@@ -74,17 +74,23 @@ def device_of(sample: Sample) -> torch.device:
     return device
 
 
-def check_model(model: nn.Module) -> None:
-    """Refuse wrappers, and models that recompute by themselves."""
+def refuse_distributed(model: nn.Module, verb: str = "profile") -> None:
+    """Refuse wrappers and shards whose backwards are not those of one process. verb: what is to be done instead."""
     name = type(model).__name__
     if name in ("DataParallel", "DistributedDataParallel"):
-        raise Unsupported(f"profile the module inside {name}, before it is wrapped")
+        raise Unsupported(f"{verb} the module inside {name}, before it is wrapped")
     if any(type(part).__name__ == "FullyShardedDataParallel" for part in model.modules()):
         raise Unsupported(
             "FullyShardedDataParallel gives blocks other parameters whenever they run: use fully_shard (FSDP2) instead"
         )
     refuse_tensor_parallel(model)
     _refuse_static_graph(model)
+
+
+def check_model(model: nn.Module) -> None:
+    """Refuse wrappers, and models that recompute by themselves."""
+    refuse_distributed(model)
+    name = type(model).__name__
     compiled = _compat.compiled_inside(model) is not None or _compat.is_compiled_in_place(model)
     if compiled or _compat.is_compiled_function(model.forward):
         raise Unsupported(

@@ -191,7 +191,7 @@ class Regions:
             self.disable_in_place_compilation()
             for name, module, code in before:
                 if module is not None:
-                    self._regions[name] = weakref.ref(Region(module, code, self))
+                    self._regions[name] = weakref.ref(Region(module, name, code, self))
             raise
 
     def remove(self) -> None:

@@ -1,6 +1,7 @@
 """Calls of compiled models and blocks: Dynamo's settings hold around each, and its errors are named."""
 
 import logging
+import warnings
 
 import cairn.torch as ct
 import pytest
@@ -55,6 +56,13 @@ def squared(output):
 
 def numbered(count=FEW + 1, **options):
     return nn.Sequential(*(Numbered(1 + i, **options) for i in range(count)))
+
+
+def frozen_first():
+    """A model whose first parameters get no gradients."""
+    model = numbered()
+    model[0].requires_grad_(False)
+    return model
 
 
 def compiled_with(model, x, budget="1GiB", **options):
@@ -135,3 +143,17 @@ def test_an_operation_that_no_graph_can_have_is_named_at_a_later_call():
     compiled = compiled_with(Breaking(1), torch.randn(64, 32), regions=False)
     with pytest.raises(Unsupported, match="cannot capture the model Breaking as one graph"):
         evaluated(compiled, torch.randn(64, 32))
+
+
+@pytest.mark.parametrize("regions", (False, True))
+@pytest.mark.parametrize("gradients", ("created", "accumulated"))
+def test_a_step_onto_existing_gradients_warns_once_if_the_plan_does_not_count_them(regions, gradients):
+    model, x = frozen_first(), torch.randn(64, 32)
+    compiled = compiled_with(model, x, regions=regions, gradients=gradients, prove=False)
+    found = []
+    for _ in range(3):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            squared(compiled(x)).backward()
+        found.append(sum("adds to gradients that exist" in str(warning.message) for warning in caught))
+    assert found == [0, int(gradients == "created"), 0]

@@ -160,7 +160,7 @@ class RegionModel(CompiledModel):
         self.regions.set_levels(levels)
         if not is_single_level(plan):
             self._handle = apply_by_shape(self.model, plan, None, "error")
-        self._guard = ShapeGuard(self.model, plan.fingerprint["inputs"], self._plan_for)
+        self._guard = ShapeGuard(self.model, plan.fingerprint["inputs"], plan.gradients, self._plan_for)
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Profile a step whose inputs are larger than the plan's, and plan it within the same budget."""

@@ -19,7 +19,8 @@ from torch import fx
 
 from ..base import _compat, budgets, memory
 from ..base.choices import ACCUMULATED
-from ..base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, Unsupported, warn
+from ..base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, Unsupported
+from .accumulation import AccumulationWarning
 from .captured import Captured
 from .compiled_plan import CompiledPlan
 from .planner import Planner
@@ -366,16 +367,10 @@ def _warning_of_accumulation(
     indices = [i for i, t in enumerate(inputs) if isinstance(t, torch.Tensor) and t.requires_grad and t.is_leaf]
     if plan.gradients == ACCUMULATED or not indices:
         return compiled
-    index, has_warned = indices[0], False
+    warning = AccumulationWarning(plan.gradients)
 
     def run(*args: Any) -> Any:
-        nonlocal has_warned
-        if not has_warned and args[index].grad is not None and torch.is_grad_enabled():
-            has_warned = True
-            warn(
-                "this compiled step adds to gradients that exist, which its plan does not count: pass "
-                'gradients="accumulated", or set gradients to None before each step'
-            )
+        warning.check(args[index] for index in indices)
         return compiled(*args)
 
     return run

@@ -17,22 +17,29 @@ from ..base import ranks
 from ..base.errors import PlanMismatch
 from ..base.patched_forward import PatchedForward
 from ..planning.shapes import described, is_covered, sized
+from .accumulation import AccumulationWarning
 
 MAX_PLANS = 8  # of one model, for inputs that grow
 
 
 class ShapeGuard(PatchedForward):
-    """Replaces the forward of a model: checks the shapes of its inputs before each step.
+    """Replaces the forward of a model: before each step, checks the shapes of its inputs, and looks for gradients.
 
-    shapes: descriptions of the inputs that the plan was made for. plan_for: makes a plan for larger arguments.
+    shapes: descriptions of the inputs that the plan was made for. gradients: which it was made for. plan_for: makes a
+    plan for larger arguments.
     """
 
     carries_out_a_plan = False
 
     def __init__(
-        self, model: nn.Module, shapes: Sequence[str], plan_for: Callable[[tuple[Any, ...], dict[str, Any]], None]
+        self,
+        model: nn.Module,
+        shapes: Sequence[str],
+        gradients: str,
+        plan_for: Callable[[tuple[Any, ...], dict[str, Any]], None],
     ) -> None:
         self._shapes, self._plan_for = shapes, plan_for
+        self._parameters, self._accumulation = list(model.parameters()), AccumulationWarning(gradients)
         self._covered: set[tuple[Any, ...]] = set()
         super().__init__(model, self._checked)
 
@@ -40,6 +47,7 @@ class ShapeGuard(PatchedForward):
         model = self.module
         if model is None or not model.training or not torch.is_grad_enabled():
             return forward(*args, **kwargs)
+        self._accumulation.check(self._parameters)
         key = tuple((tensor.dtype, tensor.shape) for tensor in sized((args, kwargs)))
         if key in self._covered:
             return forward(*args, **kwargs)

@@ -333,17 +333,23 @@ def test_backend_is_an_entry_point_of_the_installed_package():
 
 
 @pytest.mark.parametrize(
-    ("options", "text"),
+    ("options", "error", "text"),
     [
-        ({}, "needs options"),
-        ({"budget": "1GiB", "kernels": "fast"}, "one of inductor, eager"),
-        ({"budget": "1GiB", "segments": 3}, "segments"),
-        ({"budget": 0.5}, "ratio"),
+        ({}, TypeError, "needs options"),
+        ({"budget": "1GiB", "kernels": "fast"}, ValueError, "one of inductor, eager"),
+        ({"budget": "1GiB", "segments": 3}, TypeError, "segments"),
+        ({"budget": 0.5}, TypeError, "ratio"),
+        ({"budget": "1GiB", "kernels": "eager", "solver": "none"}, cairn.BadInput, 'no solver "none"'),
+        ({"budget": "1GiB", "holds_output": 3}, TypeError, "holds_output must be True or False"),
+        ({"budget": "1GiB", "optimizer": 5}, TypeError, "optimizer must be a torch.optim.Optimizer"),
     ],
 )
-def test_backend_refuses_by_name(options, text):
-    with pytest.raises((TypeError, ValueError), match=text):
-        backend(None, [], options=options)
+def test_backend_refuses_by_name_at_each_call(options, error, text):
+    torch._dynamo.reset()
+    compiled = torch.compile(nn.Linear(4, 4), backend=backend, options=options)
+    for _ in range(2):
+        with pytest.raises(error, match=text):
+            compiled(torch.randn(8, 4))
 
 
 def test_backend_names_the_least_budget():

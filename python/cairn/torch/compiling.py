@@ -16,7 +16,7 @@ from .base.choices import CREATED
 from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, VerificationFailed, warn
 from .base.layouts import saving_nothing
 from .base.progress import reported_progress
-from .compiled.backend import Backend, device_of_inputs
+from .compiled.backend import Backend, device_of_inputs, raising
 from .compiled.captured import compiled_with
 from .compiled.compiled_model import (
     CompiledModel,
@@ -204,11 +204,20 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
         budget (required), kernels, optimizer, gradients, holds_output, host_budget, tier, link, solver and time_limit,
         as for `compile`.
 
-    Raises
-    ------
-    InfeasibleBudget
-        No schedule fits, by the first call of the compiled model; the error names the least budget that works.
+    Returns
+    -------
+    The compiled graph. Each of its calls raises the error of options that are refused, or InfeasibleBudget, which names
+    the least budget that works: Dynamo would wrap an error that is raised here.
     """
+    try:
+        made = Backend(_request_of(options, others, inputs))
+    except Exception as error:
+        return raising(error)
+    return made(module, inputs)
+
+
+def _request_of(options: Any, others: Mapping[str, Any], inputs: Sequence[Any]) -> Request:
+    """The request of `torch.compile(backend="cairn")`, by its options."""
     given = {name: value for name, value in others.items() if value is not None}
     if given:
         raise Unsupported(f'backend="cairn" takes options= alone, not {", ".join(given)}=')
@@ -220,11 +229,12 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     tier, link = named.pop("tier", "host"), named.pop("link", None)
     request = Request(**named)
     _check(request)
+    check_optimizer(None, optimizer)
     _destination(request, None, host_budget, tier, link, device_of_inputs(inputs))
     if optimizer is not None:
         taken = measure_optimizer(unwrapped(optimizer))
         request.resident["optimizer state"], request.optimizer_step_bytes = taken.state_bytes, taken.step_bytes
-    return Backend(request)(module, inputs)
+    return request
 
 
 def _follow(request: Request, plan: CompiledPlan | RegionPlan, regions: Any) -> None:

@@ -13,13 +13,14 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import cairn
 import torch
 from cairn import format_bytes
 from torch import fx
 
 from ..base import _compat, budgets, memory
 from ..base.choices import ACCUMULATED
-from ..base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, Unsupported
+from ..base.errors import BudgetExceeded, InfeasibleBudget, Unsupported
 from .accumulation import AccumulationWarning
 from .captured import Captured
 from .compiled_plan import CompiledPlan
@@ -88,7 +89,7 @@ class Backend:
         self.compilations += 1
         try:
             planner, compiled = self.plan_and_compile(captured, inputs, device_of_inputs(inputs), 0)
-        except (InfeasibleBudget, PlanMismatch, Unsupported) as error:
+        except cairn.Error as error:
             return raising(error)
         if planner.plan is None:  # no gradients are wanted: nothing is saved
             return compiled

@@ -285,8 +285,10 @@ def check_plan(plan: Any) -> None:
         raise TypeError(f"a plan is what cairn.torch.plan or Plan.load returns, not {_kind(plan)}")
 
 
-def check_optimizer(model: nn.Module, optimizer: Any) -> None:
-    """Raises where an optimizer's step cannot be measured; warns where it is of something else than the model."""
+def check_optimizer(model: nn.Module | None, optimizer: Any) -> None:
+    """Raises where an optimizer's step cannot be measured; warns where it is of something else than the model, if that
+    is known.
+    """
     if optimizer is None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -304,8 +306,8 @@ def check_optimizer(model: nn.Module, optimizer: Any) -> None:
             f"a step of {type(optimizer).__name__} runs the model again and again by a closure, so it cannot be "
             f"measured apart: {UNMEASURED}"
         )
-    own = {id(p) for p in model.parameters()}
-    if not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
+    own = set() if model is None else {id(p) for p in model.parameters()}
+    if model is not None and not any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
         warn("the optimizer has none of the model's parameters: is it the one of another model?")
 
 

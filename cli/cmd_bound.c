@@ -1,4 +1,6 @@
 /* cairn bound: what no schedule within a budget can beat. */
+#include <stdio.h>
+
 #include "cli.h"
 
 static json_t *bound_json(const cairn_bound *bound)
@@ -6,6 +8,7 @@ static json_t *bound_json(const cairn_bound *bound)
     cli_object out = cli_object_new();
     cli_add_int(&out, "lower_bound_ns", bound->lower_bound_ns);
     cli_add_text(&out, "method", bound->method);
+    cli_add_int(&out, "least_lower_bytes", bound->least_lower_bytes);
     return cli_object_take(&out);
 }
 
@@ -25,8 +28,9 @@ static void tell_least(const cli_call *call, const cairn_bound *bound, int64_t b
 
 static void print_bound(const cairn_bound *bound)
 {
-    char value[32];
-    cli_row("lower bound", cairn_format_ns(bound->lower_bound_ns, value, sizeof(value)), bound->method);
+    char value[32], note[48];
+    snprintf(note, sizeof(note), "by the method \"%s\"", bound->method);
+    cli_row("lower bound", cairn_format_ns(bound->lower_bound_ns, value, sizeof(value)), note);
 }
 
 static cli_exit run(cli_call *call)
@@ -63,6 +67,6 @@ const cli_command cli_bound = {
     .summary = "a proved lower bound on the time within a budget",
     .details =
         "Prints a time that no schedule of the problem within --budget can beat. Where it is proved that no schedule\n"
-        "fits, it prints the least memory that any needs, too.",
+        "fits, it prints the least memory that any needs, too, and the exit code is 0 all the same: the bound holds.",
     .run = run,
 };

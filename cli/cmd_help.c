@@ -5,7 +5,7 @@
 #include "cli.h"
 
 static const char conventions[] =
-    "SIZE      bytes, or a number with KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024): 8GiB\n"
+    "SIZE      bytes, or a number with B, KB, MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (of 1024): 8GiB\n"
     "RATE      a SIZE followed by /s: 12GB/s\n"
     "DURATION  a number with ns, us, ms, s or m: 500ms\n"
     "-         as an operand: standard input\n"

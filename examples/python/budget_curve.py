@@ -38,7 +38,7 @@ def main() -> None:
     budgets = [limits.least_bytes + round(i * step) for i in range(11)] + [limits.store_all_bytes]
 
     print(f"{problem.name}: {len(problem)} pieces, {cairn.format_ns(limits.store_all_ns)} with everything stored")
-    print("    budget        peak    time more    at most above the optimum")
+    print("    budget        peak    time more    could be saved at most")
     slowest = None
     for solution in cairn.solve_many(problem, budgets):
         assert solution.found and solution.peak_bytes <= solution.budget_bytes

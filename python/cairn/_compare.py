@@ -46,17 +46,22 @@ class Comparison:
     left_out: dict[str, str]
 
     def table(self) -> str:
-        """A table for people, one line for each answer."""
-        return self._report(lib.cairn_report_comparison)
+        """A table for people, one line for each answer; of auto, with the solver that it chose: "auto: chain-weak"."""
+        return self._report(lib.cairn_report_comparison, "{asked}: {chosen}")
 
     def csv(self) -> str:
-        """Comma-separated values: a header, then integers; what does not apply is empty."""
-        return self._report(lib.cairn_report_csv)
+        """Comma-separated values: a header, then integers; what does not apply is empty. auto stands as "auto"."""
+        return self._report(lib.cairn_report_csv, "{asked}")
 
-    def _report(self, function: object) -> str:
-        answers = [solution for solutions in self.solutions.values() for solution in solutions]
-        infos = _structs.array_type(_structs.Info, len(answers))(*map(info_of, answers))
-        return reported(function, infos, len(answers))
+    def _report(self, function: object, label: str) -> str:
+        infos = []
+        for name, answers in self.solutions.items():
+            for info in map(info_of, answers):
+                chosen = info.solver.decode()
+                if chosen != name:
+                    info.solver = label.format(asked=name, chosen=chosen).encode()[: _structs.Info.solver.size - 1]
+                infos.append(info)
+        return reported(function, _structs.array_type(_structs.Info, len(infos))(*infos), len(infos))
 
     def overheads(self, solver: str) -> list[float | None]:
         """Time over that of storing everything, less 1, at each budget; None where there is no schedule."""

@@ -95,7 +95,7 @@ def size_bytes(size: Any, field: str) -> int:
 
 
 def parse_size(size: Size) -> int:
-    """Bytes of "8GiB", "1.5GB", "12000" or an int. KB, MB, GB, TB are powers of 1000; KiB, MiB, GiB, TiB of 1024.
+    """Bytes of "8GiB", "1.5GB", "120B", "12000" or an int. KB to TB are powers of 1000; KiB to TiB of 1024.
 
     Parameters
     ----------

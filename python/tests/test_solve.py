@@ -82,6 +82,7 @@ def test_infeasible_is_an_answer() -> None:
 def test_unknown_is_an_answer() -> None:
     solution = cairn.solve(GPT2, in_between(GPT2), solver="chain-dp", time_limit=0)
     assert solution.outcome == "unknown" and solution.stopped_early
+    assert solution.reason == "the time limit of 0 ns ended before a schedule was found"
     with pytest.raises(cairn.NoSchedule, match="before") as caught:
         solution.require()
     assert not isinstance(caught.value, cairn.InfeasibleBudget)
@@ -367,11 +368,15 @@ def test_compare(tmp_path: Path) -> None:
     lines = made.csv().splitlines()
     assert len(lines) == 1 + 4 * len(made.solutions) and lines[0].startswith("solver,outcome,budget_bytes")
     assert made.table().count("\n") == len(lines)
+    chosen = [f"auto: {solution.solver}" for solution in made.solutions["auto"]]
+    assert all(row.startswith(name) for row, name in zip(made.table().splitlines()[-4:], chosen, strict=True))
+    assert all(line.startswith("auto,") for line in lines[-4:])
     two = cairn.compare(chain, ["1KB", None], only=["store-all"])
     assert list(two.solutions) == ["store-all"] and two.overheads("store-all") == [0.0, 0.0]
     for wrong, error, text in (
         (0, cairn.BadInput, "budgets is 0; at least 1"),
         (1001, cairn.BadInput, "at most 1000; a size stands in a list"),
+        (["80%"], cairn.BadInput, "only the budget of cairn.torch may be a share of the device's memory"),
         ([], cairn.BadInput, "budgets: the list is empty"),
         (True, TypeError, "not a bool"),
         (None, TypeError, "budgets must be an integer, not NoneType"),

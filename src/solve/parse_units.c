@@ -29,9 +29,8 @@ typedef struct kind {
 } kind;
 
 static const unit size_units[] = {
-    {"KB", 1000},          {"MB", 1000000},        {"GB", 1000000000},
-    {"TB", 1000000000000}, {"KiB", 1024},          {"MiB", 1048576},
-    {"GiB", 1073741824},   {"TiB", 1099511627776}, {NULL, 0},
+    {"B", 1},      {"KB", 1000},     {"MB", 1000000},     {"GB", 1000000000},     {"TB", 1000000000000},
+    {"KiB", 1024}, {"MiB", 1048576}, {"GiB", 1073741824}, {"TiB", 1099511627776}, {NULL, 0},
 };
 
 static const unit duration_units[] = {
@@ -123,6 +122,10 @@ static cairn_status refuse(const char *text, const kind *what, cairn_error *erro
     if (is_number && is_size && is_bits(given.rest, suffix))
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; %cb are bits, of which a byte has 8", text, allowed,
                         *given.rest);
+    if (is_number && is_size && strcmp(given.rest, "%") == 0)
+        return crn_fail(error, CAIRN_BAD_INPUT,
+                        "\"%s\" is not %s; only the budget of cairn.torch may be a share of the device's memory", text,
+                        allowed);
     if (is_number && what->suggested && *given.rest == '\0')
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %s%s?", text, allowed, text,
                         what->suggested);
@@ -160,16 +163,16 @@ static cairn_status parse(const char *text, const kind *what, int64_t *value, ca
 cairn_status cairn_parse_size(const char *text, int64_t *bytes, cairn_error *error)
 {
     static const kind size = {size_units, "", NULL,
-                              "a size such as 8GiB: an integer of bytes, or a number and, without a space, KB, MB, GB, "
-                              "TB, KiB, MiB, GiB or TiB"};
+                              "a size such as 8GiB: an integer of bytes, or a number and, without a space, B, KB, MB, "
+                              "GB, TB, KiB, MiB, GiB or TiB"};
     return parse(text, &size, bytes, error);
 }
 
 cairn_status cairn_parse_rate(const char *text, int64_t *bytes_per_s, cairn_error *error)
 {
     static const kind rate = {size_units, "/s", NULL,
-                              "a rate such as 12GB/s: an integer, or a number and, without a space, KB, MB, GB, TB, "
-                              "KiB, MiB, GiB or TiB, and then /s"};
+                              "a rate such as 12GB/s: an integer, or a number and, without a space, B, KB, MB, GB, "
+                              "TB, KiB, MiB, GiB or TiB, and then /s"};
     return parse(text, &rate, bytes_per_s, error);
 }
 

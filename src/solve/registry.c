@@ -106,23 +106,22 @@ static bool takes_kind(const cairn_solver_info *info, const crn_task *task)
 
 enum { NAMES_MAX = CAIRN_ERROR_MESSAGE_MAX / 4 * 3 };
 
-/* Whether the other minimizes what is wanted; for time, it also has to be for a machine if, and only if, the first is. */
-static bool serves(const cairn_solver_info *other, const cairn_solver_info *asked, const crn_task *task)
+/* Whether it minimizes what is wanted, and has the machine that it needs. */
+static bool serves(const cairn_solver_info *solver, const crn_task *task)
 {
-    bool for_memory = task->settings->minimize_memory;
-    if (strcmp(other->name, "auto") == 0)
+    if (strcmp(solver->name, "auto") == 0)
         return true;
-    return other->minimizes_memory == for_memory && (other->needs_machine == asked->needs_machine || for_memory);
+    return solver->minimizes_memory == task->settings->minimize_memory && (task->machine || !solver->needs_machine);
 }
 
-/* The solvers that can be asked in its place about this kind of problem, but for those that try everything. */
-static const char *in_its_place(const cairn_solver_info *info, const crn_task *task, char names[NAMES_MAX])
+/* The solvers that can be asked about this problem, but for those that try everything. */
+static const char *others(const crn_task *task, char names[NAMES_MAX])
 {
     size_t length = 0;
     names[0] = '\0';
     for (int i = 0; i < SOLVER_COUNT && length < NAMES_MAX; i++) {
         const cairn_solver_info *other = cairn_solver_at(i);
-        if (other->available && takes_kind(other, task) && serves(other, info, task) && !other->exhaustive)
+        if (other->available && takes_kind(other, task) && serves(other, task) && !other->exhaustive)
             length += (size_t)snprintf(names + length, NAMES_MAX - length, "%s%s", length ? ", " : "", other->name);
     }
     return names;
@@ -134,9 +133,9 @@ static cairn_status check_kind(const crn_solver *solver, const crn_task *task, c
     if (takes_kind(info, task))
         return CAIRN_OK;
     char names[NAMES_MAX];
-    return crn_fail(error, CAIRN_UNSUPPORTED, "%s takes %s, and the problem is a %s; for it there are %s", info->name,
-                    info->takes_chains ? "chains" : "graphs", info->takes_chains ? "graph" : "chain",
-                    in_its_place(info, task, names));
+    return crn_fail(error, CAIRN_UNSUPPORTED, "%s takes %s, and the problem is a %s; for it there are %s, among others",
+                    info->name, info->takes_chains ? "chains" : "graphs", info->takes_chains ? "graph" : "chain",
+                    others(task, names));
 }
 
 cairn_status crn_solver_accepts(const crn_solver *solver, const crn_task *task, cairn_error *error)
@@ -152,9 +151,9 @@ cairn_status crn_solver_accepts(const crn_solver *solver, const crn_task *task, 
                         "to-device",
                         info->name);
     if (info->minimizes_memory != task->settings->minimize_memory && strcmp(info->name, "auto") != 0)
-        return crn_fail(error, CAIRN_UNSUPPORTED, "%s minimizes %s; for %s there are %s", info->name,
+        return crn_fail(error, CAIRN_UNSUPPORTED, "%s minimizes %s; for %s there are %s, among others", info->name,
                         info->minimizes_memory ? "memory (option minimize)" : "time",
-                        info->minimizes_memory ? "time" : "memory", in_its_place(info, task, names));
+                        info->minimizes_memory ? "time" : "memory", others(task, names));
     return solver->accepts ? solver->accepts(task, error) : CAIRN_OK;
 }
 

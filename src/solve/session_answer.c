@@ -183,6 +183,15 @@ static void fill_outcome(const crn_session *session, const crn_answer *answer, c
                  answer->optimal_in ? answer->optimal_in : solver->info.optimal_in);
 }
 
+/* With the limit and its unit: an integer is in nanoseconds, which is easily taken for seconds. */
+static void say_time_ended(int64_t limit_ns, cairn_info *info)
+{
+    char limit[32];
+    snprintf(info->reason, sizeof(info->reason), "the time limit%s%s ended before a schedule was found",
+             limit_ns == CAIRN_NONE ? "" : " of ",
+             limit_ns == CAIRN_NONE ? "" : crn_format_ns(limit_ns, limit, sizeof(limit)));
+}
+
 static void fill_reason(const crn_session *session, const crn_answer *answer, cairn_info *info)
 {
     bool is_rough = session->least.is_rough && info->least_bytes != CAIRN_NONE;
@@ -192,7 +201,7 @@ static void fill_reason(const crn_session *session, const crn_answer *answer, ca
     if (answer->reason[0])
         memcpy(info->reason, answer->reason, sizeof(info->reason));
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && answer->stopped_early)
-        snprintf(info->reason, sizeof(info->reason), "the time limit ended before a schedule was found");
+        say_time_ended(session->settings.time_limit_ns, info);
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && !answer->cut_short && is_beyond_counting(info))
         snprintf(info->reason, sizeof(info->reason), "what fits takes longer than %s can count", info->solver);
     else if (info->outcome == CAIRN_OUTCOME_UNKNOWN && is_rough && !answer->cut_short)

@@ -230,16 +230,19 @@ def test_limits(cairn):
 
 def test_bound(cairn):
     bound = cairn.json("bound", cairn.file("p", CHAIN), "--budget", "none")
-    assert list(bound) == ["lower_bound_ns", "method"]
+    assert list(bound) == ["lower_bound_ns", "method", "least_lower_bytes"]
     assert 0 < bound["lower_bound_ns"] <= 6000
     least = cairn.json("limits", "p")["least_lower_bytes"]
+    assert bound["least_lower_bytes"] == least
     for budget, said in ((least, False), (least - 1, True), (0, True)):
         done = cairn("bound", "p", "--budget", str(budget), "--json")
         assert done.code == 0 and list(json.loads(done.out)) == list(bound)
         assert (f"every schedule needs at least {least} bytes" in done.err) == said
         table = cairn("bound", "p", "--budget", str(budget)).out
         assert table.startswith("lower bound ") and ("least memory " in table) == said
+        assert f'by the method "{json.loads(done.out)["method"]}"' in table
     assert cairn("bound", "p").code == 2
+    assert "the exit code is 0 all the same" in cairn("help", "bound").out
 
 
 def test_solvers(cairn):

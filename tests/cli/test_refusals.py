@@ -105,6 +105,8 @@ def test_wrong_usage_teaches_the_right_one(cairn, words, hint):
         (CHAIN, ["--solver", "select-linear"], ["minimizes memory (option minimize); for time there are", "chain-dp"]),
         (CHAIN, ["--minimize", "memory", "--solver", "offload-dp"], ["for memory there are select-cubic", "auto"]),
         (GRAPH | {"machine": CHAIN["machine"]}, ["--minimize", "memory", "--solver", "joint-graph"], ["select-acg"]),
+        (CHAIN, ["--solver", "graph-search"], ["joint-chain", "offload-dp", "chain-dp", "auto, among others"]),
+        (GRAPH | {"machine": CHAIN["machine"]}, ["--solver", "chain-dp"], ["joint-graph", "graph-search"]),
     ],
 )
 def test_a_solver_that_does_not_serve_names_those_that_do(cairn, problem, words, hints):
@@ -114,6 +116,14 @@ def test_a_solver_that_does_not_serve_names_those_that_do(cairn, problem, words,
     for hint in hints:
         assert hint in message
     assert "brute" not in message
+
+
+def test_solvers_that_need_a_machine_are_named_only_where_there_is_one(cairn):
+    cairn.file("p", chain(stage()))
+    asked = ("solve", "p", "--budget", "1GiB", "--solver", "graph-search")
+    assert "joint-chain" not in expect_refusal(cairn, *asked)["message"]
+    machine = ["--host-budget", "1GiB", "--to-host", "12GB/s", "--to-device", "12GB/s"]
+    assert "joint-chain" in expect_refusal(cairn, *asked, *machine)["message"]
 
 
 def test_where_no_solver_serves_the_first_says_why(cairn):

@@ -72,6 +72,7 @@ def test_printed_objects(cairn):
     output("replay").validate(cairn.json("simulate", "p", "s", "--budget", "1", code=1))
     output("limits").validate(cairn.json("limits", "p"))
     output("bound").validate(cairn.json("bound", "p", "--budget", "1GiB"))
+    output("bound").validate(cairn.json("bound", "p", "--budget", "1"))
     output("max_batch").validate(cairn.json("max-batch", "p", "--budget", "1GiB", "--batch", "4"))
     output("max_batch").validate(cairn.json("max-batch", "p", "--budget", "1", "--batch", "4", code=1))
     output("solvers").validate(cairn.json("solvers"))

@@ -44,6 +44,7 @@ static void sizes_are_parsed_exactly(void **state)
     expect(cairn_parse_size, "007", 7);
     expect(cairn_parse_size, "8GiB", 8589934592);
     expect(cairn_parse_size, "8GB", 8000000000);
+    expect(cairn_parse_size, "120B", 120);
     expect(cairn_parse_size, "1KB", 1000);
     expect(cairn_parse_size, "1KiB", 1024);
     expect(cairn_parse_size, "3MB", 3000000);
@@ -81,7 +82,10 @@ static void bad_sizes_are_refused(void **state)
         "1GIB",
         "1kB",
         "1K",
-        "1B",
+        "1b",
+        "1 B",
+        "1BB",
+        "80%",
         "1GB ",
         " 1GB",
         "1e3",
@@ -112,6 +116,7 @@ static void rates_and_durations(void **state)
     expect(cairn_parse_rate, "12GB/s", 12000000000);
     expect(cairn_parse_rate, "1.5GiB/s", 1610612736);
     expect(cairn_parse_rate, "17/s", 17);
+    expect(cairn_parse_rate, "17B/s", 17);
     refuse(cairn_parse_rate, "12GB");
     refuse(cairn_parse_rate, "12GB/m");
     refuse(cairn_parse_rate, "/s");

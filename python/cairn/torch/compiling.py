@@ -152,7 +152,7 @@ def compile(
     check_gradients(sample)
     device = device_of(sample)
     to = _destination(request, plan, host_budget, tier, link, device)
-    with reported_progress(progress, "compile") as reporter, sample.preserved(device):
+    with sample.released(), reported_progress(progress, "compile") as reporter, sample.preserved(device):
         reporter.begin("measuring the optimizer and the loss")
         with set_aside(model) if known(model) is not None else contextlib.nullcontext():
             _measure_around(request, sample, device, measure_optimizer(unwrapped(optimizer)))

@@ -52,7 +52,7 @@ class RegionModel(CompiledModel):
 
     def __init__(self, model: nn.Module, regions: Regions, sample: Sample, device: torch.device) -> None:
         super().__init__(model, model, sample, device)
-        self.regions = regions
+        self.regions, self._given_bytes = regions, 0
         self.profile: Profile | None = None
         self.request: RegionRequest | None = None
         self._handle: Handle | None = None
@@ -69,6 +69,11 @@ class RegionModel(CompiledModel):
         is_same = all(now[key] == profile.fingerprint[key] for key in ("parameters", "dtype", "training", "inputs"))
         others = {name: getattr(request, name) for name in ("budget", "prove", "to", "time_limit")}
         return is_same and dataclasses.replace(own, **others, plan=None) == request
+
+    def use(self, sample: Sample, resident_bytes: int) -> None:
+        """Measure steps of this sample from now on. resident_bytes: what is on the device before its step."""
+        self.sample, self.resident_bytes = sample, resident_bytes
+        self._given_bytes = given_bytes(sample, self.device)
 
     def plain_step(self) -> StepResult:
         """One step of the model without compilation."""
@@ -164,21 +169,24 @@ class RegionModel(CompiledModel):
 
     def _plan_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Profile a step whose inputs are larger than the plan's, and plan it within the same budget."""
-        shapes, sample, profile = described(args, kwargs), self.sample, self.profile
+        shapes, profile = described(args, kwargs), self.profile
         assert self.request is not None and profile is not None
         request = dataclasses.replace(self.request, plan=None)
         refuse_growth(shapes, profile.fingerprint["inputs"], self._plans_made)
-        resident_bytes = self.resident_bytes
-        self.resident_bytes -= given_bytes(sample, self.device)
-        self.sample = Sample(self.model, args, kwargs, sample.loss_fn, request.holds_output)
-        self.resident_bytes += given_bytes(self.sample, self.device)
+        before = self.sample, self.profile, self.resident_bytes, self._given_bytes
+        other = Sample(self.model, args, kwargs, self.sample.loss_fn, request.holds_output)
+        self.use(other, self.resident_bytes - self._given_bytes + given_bytes(other, self.device))
         try:
-            with reported_progress(False, "compile") as reporter, self.sample.preserved(self.device):
+            with (
+                self.sample.released(),
+                reported_progress(False, "compile") as reporter,
+                self.sample.preserved(self.device),
+            ):
                 self.regions.partitions.forget_loaded()
                 self._profile(request, reporter)
                 self.fit(request, reporter)
         except BaseException as error:
-            self.sample, self.profile, self.resident_bytes = sample, profile, resident_bytes
+            self.sample, self.profile, self.resident_bytes, self._given_bytes = before
             if isinstance(error, InfeasibleBudget):
                 raise error.for_shapes(shapes, "") from None
             raise
@@ -388,13 +396,14 @@ def compile_regions(
     replaced: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if isinstance(before, RegionModel):
         if before.serves(sample, request):
-            before.resident_bytes = resident_bytes
+            before.use(sample, resident_bytes)
             before.fit(request, reporter)
             return
         replaced = before.removed()
     regions = Regions(model, request.kernels, device, () if plan is None else plan.partitions)
     made = RegionModel(model, regions, sample, device)
-    made.resident_bytes, made.request = resident_bytes, request
+    made.use(sample, resident_bytes)
+    made.request = request
     with replaced:
         _install(made, request, reporter)
 

@@ -279,7 +279,7 @@ def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
     """
     assert made.report is not None
     planned_before = 0 if made.backend is None else len(made.backend.plans)
-    with made.sample.preserved(made.device):
+    with made.sample.redrawn(), made.sample.preserved(made.device):
         compiled_step = made.prepared_step()
         plain_step = made.plain_step()
         differing = differences(plain_step, compiled_step)

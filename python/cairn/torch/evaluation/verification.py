@@ -117,7 +117,8 @@ def verify(
     Parameters
     ----------
     model : nn.Module
-        The model; or one that `compile` returned, which has its plan and sample with it: `verify(compiled)`.
+        The model; or one that `compile` returned, which has its plan with it: `verify(compiled)`. Its inputs are those
+        of the sample, with other values for floating-point tensors, which `compile` does not hold.
     plan : Plan
         The plan to verify.
     args, kwargs, loss_fn

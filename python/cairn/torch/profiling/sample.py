@@ -24,6 +24,7 @@ from ..rerun_state.kv_caches import own_caches
 from ..rerun_state.preserve import Parameters, Randomness, preserved
 from ..rerun_state.step_attributes import StepAttributes
 from . import isolated_block
+from .sample_inputs import InputRecord, record_of
 
 LOSS_DIFFERENTIATES = (
     "loss_fn takes gradients (autograd.grad or backward) itself: it must return the loss, of which the backward is run "
@@ -54,6 +55,7 @@ class Sample:
         self._call = Tree.of((args, kwargs))
         # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
         self._tensors = list(map(_own, self._call.leaves))
+        self._records: list[InputRecord] = []
         self.has_no_loss = False
         self.reporter = ProgressReporter()  # of the pass that runs it
         #: modules that are no part of the model and that the step uses
@@ -103,6 +105,29 @@ class Sample:
         with self.replaced.during_forward():
             args, kwargs = self._built()
             return (self.model if function is None else function)(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """Free the tensors of the arguments after the body of a with statement. Later they exist in `redrawn` alone."""
+        try:
+            yield
+        finally:
+            own = memory.storages([*self.model.parameters(), *self.model.buffers()])
+            for tensor in self._tensors:
+                is_of_model = not own.keys().isdisjoint(memory.storages([tensor]))
+                self._records.append(record_of(tensor, is_of_model))
+            self._tensors.clear()
+            self._call.leaves.clear()
+
+    @contextlib.contextmanager
+    def redrawn(self) -> Iterator[None]:
+        """The arguments of a released sample exist during the body of a with statement, some with other values."""
+        self._tensors += (record.made() for record in self._records)
+        self._leaves = Leaves(self.model, self._tensors)
+        try:
+            yield
+        finally:
+            self._tensors.clear()
 
     @contextlib.contextmanager
     def preserved(self, device: torch.device) -> Iterator[Parameters]:

@@ -157,3 +157,43 @@ def test_a_step_onto_existing_gradients_warns_once_if_the_plan_does_not_count_th
             squared(compiled(x)).backward()
         found.append(sum("adds to gradients that exist" in str(warning.message) for warning in caught))
     assert found == [0, int(gradients == "created"), 0]
+
+
+class Split(nn.Module):
+    """A model that Dynamo splits into as many graphs as it has blocks."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.third = numbered()
+
+    def forward(self, x):
+        x = self.first(x)
+        torch._dynamo.graph_break()
+        x = self.second(x)
+        torch._dynamo.graph_break()
+        return self.third(x)
+
+
+def waits(compiled, inputs):
+    """The numbers of waiting forwards that warnings of a step name. Earlier losses exist during the step."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        losses = [squared(compiled(x)) for x in inputs]
+        sum(losses).backward()
+    texts = [str(warning.message) for warning in caught]
+    return losses, [int(text.split()[0]) for text in texts if "wait for this backward" in text]
+
+
+def test_forwards_of_several_graphs_that_wait_for_one_backward_are_a_warning():
+    options = {"budget": "1GiB", "kernels": "eager"}
+    x = torch.randn(64, 32)
+    split = torch.compile(Split(), backend="cairn", options=options)
+    held = [waits(split, [x]), waits(split, [x])]
+    whole = torch.compile(Numbered(1), backend="cairn", options=options)
+    held += [waits(whole, [x]), waits(whole, [x])]
+    squared(whole(x))  # its backward never runs, and nothing of it stays
+    with torch.no_grad():
+        kept = split(x)
+    held += [waits(whole, [x]), waits(whole, [x, x])]
+    assert [found for _, found in held] == [[3], [], [], [], [], [2]]
+    assert not kept.requires_grad

@@ -213,6 +213,7 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
         made = Backend(_request_of(options, others, inputs))
     except Exception as error:
         return raising(error)
+    made.is_of_one_graph = True
     return made(module, inputs)
 
 

@@ -26,6 +26,7 @@ from .captured import Captured
 from .compiled_plan import CompiledPlan
 from .planner import Planner
 from .request import Request
+from .waiting_forwards import waiting_forwards
 
 #: How often one graph is planned, each time with a corrected prediction, before the plan of least memory is tried.
 MAX_PLANS = 3
@@ -56,6 +57,9 @@ class Backend:
         step.
     is_preparing
         If true, calls plan and compile their graph and then raise `GraphPrepared`.
+    is_of_one_graph
+        Whether the backend knows one graph alone of what may be a larger step. Calls warn then if several forwards wait
+        for their backwards.
     """
 
     def __init__(self, request: Request) -> None:
@@ -65,7 +69,7 @@ class Backend:
         self.request = request
         self.plans: list[CompiledPlan] = []
         self.compilations = 0
-        self.measures_graphs, self.is_preparing = True, False
+        self.measures_graphs, self.is_preparing, self.is_of_one_graph = True, False, False
         self._codes: dict[Captured, Callable[..., Any]] = {}
 
     def __deepcopy__(self, _: Any) -> Backend:
@@ -220,7 +224,15 @@ class _MeasuredGraph:
                 self._use(self._planner.plan, self._compiled, args)
         if self._backend.is_preparing:
             raise GraphPrepared
-        return self._compiled(*args)
+        outputs = self._compiled(*args)
+        if self._backend.is_of_one_graph and torch.is_grad_enabled():
+            self._wait_for_backward(outputs)
+        return outputs
+
+    def _wait_for_backward(self, outputs: Any) -> None:
+        waiting_forwards(self._planner.device).add(
+            self._backend, _tensors(outputs), self._backend.plans[-1].budget_bytes
+        )
 
     def _for_larger_sizes(self, args: Sequence[Any]) -> _MeasuredGraph:
         """The same graph planned for larger sizes. The oldest of `MAX_LARGER_SIZES` plans is dropped for a new one."""

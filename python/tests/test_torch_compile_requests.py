@@ -10,7 +10,7 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.compiled import region_levels
-from cairn.torch.compiled.compiled_model import StepResult, differences, known
+from cairn.torch.compiled.compiled_model import CompiledModel, StepResult, differences, known
 from cairn.torch.rerun_state.preserve import Randomness
 from torch import nn
 
@@ -200,3 +200,20 @@ def test_what_several_processes_share_is_refused_by_name(monkeypatch, regions):
     monkeypatch.setitem(sys.modules, "torch.distributed.tensor", SimpleNamespace(DTensor=nn.Parameter))
     with pytest.raises(ct.Unsupported, match="0.0.weight is a DTensor"):
         compiled(model, x, budget="1GiB", regions=regions)
+
+
+@pytest.mark.parametrize("regions", [True, False])
+def test_a_given_plan_is_followed_once_if_its_step_takes_more_than_its_budget(monkeypatch, regions):
+    model, x = made()
+    report, copied, steps = ct.report(compiled(model, x, budget="1GiB", regions=regions)), copy.deepcopy(model), []
+    measured = CompiledModel.step
+
+    def step(self, *args):
+        steps.append(measured(self, *args))
+        return dataclasses.replace(steps[-1], peak_bytes=2 << 30)
+
+    monkeypatch.setattr(CompiledModel, "step", step)
+    plan = report.regions if regions else report.plans[0]
+    with pytest.raises(ct.BudgetExceeded, match="took 2.00 GiB, and its plan has a budget of 1.00 GiB: compile with"):
+        compiled(copied, x, plan=plan)
+    assert len(steps) <= 4 and patched(copied) == []

@@ -8,17 +8,18 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from cairn import format_bytes, parse_duration
+from cairn import parse_duration
 from torch import nn
 
-from .base import _compat, budgets, clock, memory
+from .base import _compat, clock, memory
 from .base.choices import CREATED
-from .base.errors import InfeasibleBudget, PlanMismatch, Unsupported, VerificationFailed, warn
+from .base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, Unsupported, VerificationFailed
 from .base.layouts import saving_nothing
 from .base.progress import reported_progress
 from .compiled.backend import Backend, device_of_inputs, raising
 from .compiled.captured import compiled_with
 from .compiled.compiled_model import (
+    ROUNDS,
     CompiledModel,
     CompiledReport,
     StepResult,
@@ -49,8 +50,6 @@ from .planning.offload_plans import Destination, destination
 from .profiling.optimizer import OptimizerMemory, measure_optimizer, unwrapped
 from .profiling.profileable import check_gradients, device_of, refuse_distributed
 from .profiling.sample import Sample
-
-ROUNDS = 3
 
 
 def compile(
@@ -131,6 +130,8 @@ def compile(
         Dynamo cannot capture the model as one graph; the message names the operation and the line.
     PlanMismatch
         `plan` was made for another step.
+    BudgetExceeded
+        The step that follows `plan` takes more than the plan's budget.
     VerificationFailed
         With eager kernels, a result differs from training without compilation.
 
@@ -295,7 +296,8 @@ def _compiled(
         plan = backend.plans[-1]
         peak = max(measured.peak_bytes, made.optimizer_peak_bytes)
         if peak <= plan.budget_bytes:
-            plain = _plain(made, request, prove, plan.plain_peak_bytes, reporter)
+            is_compared = prove and request.kernels == "eager"
+            plain = made.plain_step_to_compare(is_compared, plan.plain_peak_bytes, reporter)
             found = None if plain is None else differences(plain, measured)
             if found:
                 _explain(found, made, measured)
@@ -310,21 +312,12 @@ def _compiled(
             )
             remember(compiled, made)
             return compiled
+        if request.plan is not None:
+            raise BudgetExceeded.of_given_plan(peak, plan.budget_bytes)
         request.correction_bytes = plan.correction_bytes - request.step_correction_bytes
         request.step_correction_bytes += peak - plan.peak_bytes
     least, parts = peak + plan.reserve_bytes, {**plan.resident, **plan.at_peak}
     raise InfeasibleBudget.make(plan.budget_bytes, least, plan.reserve_bytes, parts, plan.peak_at, "measured step")
-
-
-def _plain(made: CompiledModel, request: Request, prove: bool, plain_peak_bytes: int, reporter: Any) -> Any:
-    """A step without compilation, where it is wanted and fits."""
-    if not prove or request.kernels != "eager":
-        return None
-    if plain_peak_bytes > budgets.free_bytes(made.device) + made.resident_bytes:
-        warn(f"not proved: a step without a plan takes {format_bytes(plain_peak_bytes)}, more than the device has free")
-        return None
-    reporter.begin("comparing with the step without compilation")
-    return made.step(made.model)
 
 
 def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) -> None:

@@ -9,14 +9,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from cairn import format_bytes
 from torch import nn
 
 from .base import _compat, ranks
-from .base.budgets import free_bytes
-from .base.errors import InfeasibleBudget, PlanMismatch, VerificationFailed, warn
+from .base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, VerificationFailed
 from .base.progress import reported_progress
 from .compiled.compiled_model import (
+    ROUNDS,
     CompiledModel,
     CompiledReport,
     StepResult,
@@ -42,9 +41,9 @@ from .profiler import How, profile_by
 from .profiling import call_trace, discovery
 from .profiling.profileable import check_differentiable, check_model
 from .profiling.sample import Sample
-from .rerun_state.sharded import is_any, is_shared
+from .rerun_state.sharded import is_any
 
-ROUNDS = 3
+MEASUREMENTS = 3  # of a step that ranks share and that takes more than its budget
 
 
 class RegionModel(CompiledModel):
@@ -266,7 +265,7 @@ class RegionModel(CompiledModel):
         is counted as if it stayed, in some steps.
         """
         made = [self._step_and_peak()]
-        while self.is_shared and made[-1][1] > budget_bytes and len(made) < ROUNDS:
+        while self.is_shared and made[-1][1] > budget_bytes and len(made) < MEASUREMENTS:
             made.append(self._step_and_peak())
         return min(made, key=lambda step: step[1])
 
@@ -287,7 +286,7 @@ class RegionModel(CompiledModel):
                 "a budget again"
             )
         if peak > made.budget_bytes:
-            raise _over(made.plan, peak)
+            raise BudgetExceeded.of_given_plan(peak, made.budget_bytes)
         self._explain(made.plan, dict(made.levels), measured, peak, request, reporter)
 
     def _explain(
@@ -300,7 +299,8 @@ class RegionModel(CompiledModel):
         reporter: Any,
     ) -> None:
         """Compares with the step without compilation, and makes the report."""
-        plain = _plain(self, plan, request, reporter)
+        is_compared = request.prove and request.kernels == "eager"
+        plain = self.plain_step_to_compare(is_compared, plan.plain_peak_bytes, reporter)
         found = None if plain is None else differences(plain, measured)
         if ranks.largest(len(found or ()), self.is_shared):
             self._refuse_or_warn(found or (), measured)
@@ -346,11 +346,6 @@ class RegionModel(CompiledModel):
             changed = ranks.largest(self.regions.compilations - before, self.is_shared)
         is_missing = ranks.largest(int(found.peak_bytes == self.resident_bytes), self.is_shared)
         return self.compiled_step() if is_missing else found
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the model is sharded over several ranks."""
-        return is_shared(self.model)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -465,19 +460,6 @@ def _blocks(sample: Sample, wanted: Any, device: torch.device) -> list[Any]:
         check_model(sample.model)
         observed = call_trace.trace(sample.model, lambda: check_differentiable(sample), parameters)
         return discovery.find_blocks(sample.model, observed, wanted)
-
-
-def _plain(made: RegionModel, plan: Plan, request: RegionRequest, reporter: Any) -> StepResult | None:
-    """A step without compilation, where it is wanted and fits."""
-    if not request.prove or request.kernels != "eager":
-        return None
-    lacking = max(0, plan.plain_peak_bytes - free_bytes(made.device) - made.resident_bytes)
-    if ranks.largest(lacking, made.is_shared):
-        size = format_bytes(plan.plain_peak_bytes)
-        warn(f"not proved: a step without a plan takes {size}, more than the device has free")
-        return None
-    reporter.begin("comparing with the step without compilation")
-    return made.plain_step()
 
 
 def _notes(regions: Regions) -> Sequence[str]:

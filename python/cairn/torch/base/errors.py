@@ -116,6 +116,14 @@ class BudgetExceeded(TorchError, _NeedsSmallerBatch):
     As InfeasibleBudget, it is a torch.OutOfMemoryError too.
     """
 
+    @classmethod
+    def of_given_plan(cls, peak_bytes: int, budget_bytes: int) -> BudgetExceeded:
+        """The error for a compiled step that follows a plan that was made before."""
+        return cls(
+            f"the compiled step took {format_bytes(peak_bytes)}, and its plan has a budget of "
+            f"{format_bytes(budget_bytes)}: compile with a budget again"
+        )
+
 
 class PlanMismatch(TorchError):
     """A plan was made for something else: another model, other shapes, another version."""

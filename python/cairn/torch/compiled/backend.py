@@ -15,7 +15,6 @@ from typing import Any
 
 import cairn
 import torch
-from cairn import format_bytes
 from torch import fx
 
 from ..base import _compat, budgets, memory
@@ -271,10 +270,7 @@ class _MeasuredGraph:
                 if is_last_resort or not _overpredicts(planner, plan, peak_bytes):
                     break
             elif planner.request.plan is not None:
-                raise BudgetExceeded(
-                    f"the compiled step took {format_bytes(peak_bytes)}, and its plan has a budget of "
-                    f"{format_bytes(plan.budget_bytes)}: compile with a budget again"
-                )
+                raise BudgetExceeded.of_given_plan(peak_bytes, plan.budget_bytes)
             if fitting is not None and (attempt + 1 >= MAX_PLANS or peak_bytes > plan.budget_bytes):
                 break
             correction += peak_bytes - planner.predicted_bytes  # negative: the prediction was too high

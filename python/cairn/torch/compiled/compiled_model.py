@@ -14,16 +14,18 @@ import torch
 from cairn import format_bytes, format_ns
 from torch import nn
 
-from ..base import clock, memory
-from ..base.budgets import resolve
+from ..base import clock, memory, ranks
+from ..base.budgets import free_bytes, resolve
 from ..base.errors import Unsupported, VerificationFailed, out_of_time, warn
 from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.module_state import same_results
 from ..rerun_state.preserve import Buffers, Randomness
+from ..rerun_state.sharded import is_shared
 from .backend import Backend, GraphPrepared
 from .compiled_plan import CompiledPlan
 
+ROUNDS = 3  # how often a step is planned and measured, each time corrected by the measurement before
 MAX_COMPILATIONS = 4  # steps of one model that may compile, before it is refused
 
 
@@ -191,6 +193,23 @@ class CompiledModel:
     def plain_step(self) -> StepResult:
         """One step of the model without compilation."""
         return self.step(self.model)
+
+    def plain_step_to_compare(self, is_wanted: bool, predicted_bytes: int, reporter: Any) -> StepResult | None:
+        """One step of the model without compilation, if it is wanted and fits on the device of every rank."""
+        if not is_wanted:
+            return None
+        lacking = max(0, predicted_bytes - free_bytes(self.device) - self.resident_bytes)
+        if ranks.largest(lacking, self.is_shared):
+            size = format_bytes(predicted_bytes)
+            warn(f"not proved: a step without a plan takes {size}, more than the device has free")
+            return None
+        reporter.begin("comparing with the step without compilation")
+        return self.plain_step()
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the model is sharded over several ranks."""
+        return is_shared(self.model)
 
     def compiled_step(self, may_compile: bool = False) -> StepResult:
         """One step of the compiled model."""

@@ -217,3 +217,45 @@ def test_a_given_plan_is_followed_once_if_its_step_takes_more_than_its_budget(mo
     with pytest.raises(ct.BudgetExceeded, match="took 2.00 GiB, and its plan has a budget of 1.00 GiB: compile with"):
         compiled(copied, x, plan=plan)
     assert len(steps) <= 4 and patched(copied) == []
+
+
+@pytest.mark.parametrize("kernels", ["eager", "inductor"])
+def test_planning_calls_no_hooks_of_parameters_or_inputs(kernels):
+    torch._dynamo.reset()
+    (model, x), calls = made(), []
+    hidden = nn.functional.linear(x, model[0][0].weight[:32])  # that other layers have computed
+    for tensor in (*model.parameters(), hidden):
+        tensor.register_hook(calls.append)
+    options = {"budget": "1GiB", "kernels": kernels, "time_limit": "300ms"}
+    loss = squared(torch.compile(model, backend="cairn", options=options)(hidden))
+    assert calls == []
+    loss.backward()
+    assert len(calls) == len(list(model.parameters())) + 1
+    expected = [parameter.grad for parameter in model.parameters()]
+    model.zero_grad()
+    squared(model(hidden.detach().requires_grad_())).backward()
+    for mine, plain in list(zip(expected, model.parameters(), strict=True))[1:]:
+        torch.testing.assert_close(mine, plain.grad)
+
+
+class InPlace(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = made()[0]
+
+    def forward(self, x):
+        return self.blocks(x.mul_(2))
+
+
+def test_planning_writes_no_input_that_other_layers_have_computed():
+    torch._dynamo.reset()
+    model, x = InPlace(), torch.randn(64, 32)
+    step = torch.compile(model, backend="cairn", options={"budget": "1GiB", "kernels": "eager", "time_limit": "300ms"})
+    found = []
+    for function in (step, model):
+        leaf = x.clone().requires_grad_()
+        hidden = leaf + 1
+        squared(function(hidden)).backward()
+        found.append([hidden.detach(), leaf.grad, *(parameter.grad for parameter in model.parameters())])
+        model.zero_grad()
+    assert all(map(torch.equal, *found))

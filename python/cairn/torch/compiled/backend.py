@@ -297,12 +297,26 @@ def _measured(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Plan
 
     If the first step exceeds the budget, a second one is measured instead: a first call may allocate memory that stays.
     """
-    fixed_bytes = sum(planner.resident.values())
+    fixed_bytes, inputs = sum(planner.resident.values()), _detached(inputs, planner.written)
     with _restored_contents(inputs, planner.written):
         peak_bytes = fixed_bytes + _peak_above_start(compiled, inputs, planner)
         if peak_bytes > budget_bytes:
             peak_bytes = fixed_bytes + _peak_above_start(compiled, inputs, planner)
     return peak_bytes
+
+
+def _detached(inputs: Sequence[Any], written: Sequence[int]) -> list[Any]:
+    """The inputs with aliases of those that require gradients, and copies of those of them that the step writes.
+
+    The caller's tensors have hooks, which would be called with the gradients of a measurement, and an autograd graph,
+    into which a step in place would write.
+    """
+    detached = list(inputs)
+    for index, tensor in enumerate(inputs):
+        if isinstance(tensor, torch.Tensor) and tensor.requires_grad:
+            leaf = tensor.detach().requires_grad_()
+            detached[index] = leaf.clone() if index in written else leaf
+    return detached
 
 
 def _peak_above_start(compiled: Callable[..., Any], inputs: Sequence[Any], planner: Planner) -> int:

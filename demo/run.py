@@ -113,6 +113,7 @@ def main() -> int:
     """All acts, and the table."""
     began = time.monotonic()
     OUT.mkdir(exist_ok=True)
+    print("seconds a step: wall time; two runs go at a time and disturb each other, so these times are rough")
     references: dict[str, Future[dict[str, Any]]] = {}
     with ThreadPoolExecutor(max_workers=2) as pool:
         started = []

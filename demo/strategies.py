@@ -36,6 +36,7 @@ def show(measured: ct.Sweep) -> None:
             f"  {row.name:46}{peak:>10}{row.peak_bytes / MIB:10.1f}"
             f"{row.step_ns / 1e6:10.0f}{extra:>12}{100 * row.overhead:+9.0f}%"
         )
+    print(f"  times: of the processor, over {ROUNDS} rounds; so few leave errors of several points in the extra time")
     for name, reason in measured.left_out.items():
         print(f"  {name:46}left out: {reason}")
 

@@ -82,6 +82,12 @@ cli_exit cli_budget(cli_call *call, int64_t fallback, int64_t *budget_bytes);
 
 /** The solver of that name; NULL where there is none. */
 const cairn_solver_info *cli_solver_find(const char *name);
+/** Lines that say what the letters in the costs of solvers stand for. */
+extern const char cli_symbols[];
+/** In which respect a solver's answers are optimal: "among persistent schedules"; "" where in none. */
+const char *cli_optimal_text(const cairn_solver_info *solver, char *out, size_t size);
+/** Why a solver is not available here, and what to do about it. */
+const char *cli_why_absent(const cairn_solver_info *solver, char *out, size_t size);
 /** A line with the flags of the options that are a solver's own, after a heading; nothing where it has none. */
 void cli_print_options(const char *heading, const char *solver);
 /** Tells which of the options that were given changed nothing, for the named solver has no use for them. */

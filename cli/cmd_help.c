@@ -43,16 +43,18 @@ static void print_command(const cli_command *command)
 
 static void print_solver(const cairn_solver_info *solver)
 {
+    char text[CAIRN_ERROR_MESSAGE_MAX];
     printf("%s: %s\n", solver->name, solver->summary);
     if (solver->optimal_in[0])
-        printf("  optimal among  %s\n", strcmp(solver->optimal_in, "all") == 0 ? "all schedules" : solver->optimal_in);
+        printf("  optimal        %s\n", cli_optimal_text(solver, text, sizeof(text)));
     if (solver->source[0])
         printf("  source         %s\n", solver->source);
     if (solver->cost[0])
         printf("  cost           %s\n", solver->cost);
     cli_print_options("  options       ", solver->name);
     if (!solver->available)
-        printf("  not available here\n");
+        printf("  not available  %s\n", cli_why_absent(solver, text, sizeof(text)));
+    printf("\n%s", cli_symbols);
 }
 
 /* Commands first, then solvers. */

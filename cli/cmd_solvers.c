@@ -47,8 +47,14 @@ static json_t *solvers_json(void)
     return cli_object_take(&out);
 }
 
+const char cli_symbols[] = "n          the stages of a chain; in sqrt(n) for graphs, the values that may be kept\n"
+                           "T, E       the nodes and the edges of a graph\n"
+                           "S          the memory slots (--slots), unless the line says otherwise\n"
+                           "eq. 6, 9   the memory of outputs that checkpoint selections minimize, by Hong et al.\n";
+
 static void print_solver(const cairn_solver_info *solver)
 {
+    char text[CAIRN_ERROR_MESSAGE_MAX];
     printf("%-16s %s%s%s%s%s%s\n", solver->name, solver->takes_chains ? "chains" : "",
            solver->takes_chains && solver->takes_graphs ? ", " : "", solver->takes_graphs ? "graphs" : "",
            solver->needs_machine ? ", with a machine" : "", solver->exhaustive ? ", tiny ones" : "",
@@ -56,15 +62,15 @@ static void print_solver(const cairn_solver_info *solver)
     printf("%-16s %s\n", "", solver->summary);
     if (solver->minimizes_memory)
         printf("%-16s for --minimize memory\n", "");
-    if (strcmp(solver->optimal_in, "all") == 0)
-        printf("%-16s optimal: among all schedules\n", "");
-    else if (solver->optimal_in[0])
-        printf("%-16s optimal: among %s schedules\n", "", solver->optimal_in);
+    if (solver->optimal_in[0])
+        printf("%-16s optimal: %s\n", "", cli_optimal_text(solver, text, sizeof(text)));
     if (solver->source[0])
         printf("%-16s source: %s\n", "", solver->source);
     if (solver->cost[0])
         printf("%-16s cost: %s\n", "", solver->cost);
     cli_print_options("                 options:", solver->name);
+    if (!solver->available)
+        printf("%-16s not available: %s\n", "", cli_why_absent(solver, text, sizeof(text)));
 }
 
 static cli_exit run(cli_call *call)
@@ -74,6 +80,7 @@ static cli_exit run(cli_call *call)
         return cli_print_json(call, solvers_json());
     for (int i = 0; (solver = cairn_solver_at(i)); i++)
         print_solver(solver);
+    printf("\n%s", cli_symbols);
     return CLI_FOUND;
 }
 

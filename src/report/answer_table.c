@@ -49,13 +49,30 @@ static void title(crn_textbuf *out, const cairn_problem *problem)
                       is_chain ? "stage" : "node", size == 1 ? "" : "s");
 }
 
+/* "eq. 9" where the class is an objective of the selection solvers; NULL: a class of schedules, or none. */
+static const char *equation(const cairn_info *info)
+{
+    return strcmp(info->optimal_in, "eq6") == 0 ? "eq. 6" : strcmp(info->optimal_in, "eq9") == 0 ? "eq. 9" : NULL;
+}
+
 static void outcome_row(crn_textbuf *out, const cairn_info *info)
 {
     char note[128];
-    snprintf(note, sizeof(note), "%s%s%s%s", info->solver,
-             info->optimal_in[0] ? ", optimal among schedules of class " : "", info->optimal_in,
+    const char *objective = equation(info), *among = "";
+    if (info->optimal_in[0])
+        among = objective ? ", optimal by its objective, " : ", optimal among schedules of class ";
+    snprintf(note, sizeof(note), "%s%s%s%s", info->solver, among, objective ? objective : info->optimal_in,
              info->stopped_early ? ", stopped early" : "");
     row(out, "outcome", cairn_outcome_name(info->outcome), note);
+}
+
+static void objective_row(crn_textbuf *out, const cairn_info *info)
+{
+    char note[96];
+    const char *objective = equation(info);
+    snprintf(note, sizeof(note), "what the solver minimizes: memory of outputs alone%s%s%s", objective ? ", by " : "",
+             objective ? objective : "", objective ? " of Hong et al." : "");
+    bytes_row(out, "objective", info->objective_bytes, note);
 }
 
 static void memory_rows(crn_textbuf *out, const cairn_info *info)
@@ -70,10 +87,10 @@ static void memory_rows(crn_textbuf *out, const cairn_info *info)
                  100 * (double)info->peak_bytes / (double)info->budget_bytes);
     bytes_row(out, "peak", info->peak_bytes, note);
     bytes_row(out, "host peak", info->host_peak_bytes, NULL);
-    bytes_row(out, "objective", info->objective_bytes, NULL);
+    objective_row(out, info);
 }
 
-static void time_rows(crn_textbuf *out, const cairn_info *info)
+static void time_rows(crn_textbuf *out, const cairn_info *info, bool has_options)
 {
     char percent[CRN_PERCENT_MAX], note[64] = "";
     if (info->makespan_ns == CAIRN_NONE)
@@ -82,7 +99,8 @@ static void time_rows(crn_textbuf *out, const cairn_info *info)
     if (info->store_all_ns != CAIRN_NONE && *percent)
         snprintf(note, sizeof(note), "%s against store-all", percent);
     ns_row(out, "time", info->makespan_ns, note);
-    ns_row(out, "  recomputing", info->recompute_ns, NULL);
+    ns_row(out, "  recomputing", info->recompute_ns,
+           has_options ? "of whole stages; slower options come on top" : NULL);
     if (info->stall_ns > 0)
         ns_row(out, "  waiting", info->stall_ns, "for transfers and for memory");
     note[0] = '\0';
@@ -121,10 +139,80 @@ static void solve_rows(crn_textbuf *out, const cairn_info *info)
 
 /* ---- what is recomputed ---- */
 
-/* Stages or nodes in a row that are computed again equally often. Aliases are views and cost nothing worth telling. */
+/* What is told of stages (from index 1) or nodes: a value of each, where 0 is not worth a line. */
+typedef struct told {
+    const cairn_problem *problem;
+    int32_t begin, end, *values;
+    size_t count;    /* of values */
+    bool is_options; /* the values are options, from 1 */
+} told;
+
+/* Stages or nodes in a row of which the same is told. */
 typedef struct range {
-    int32_t first, last, times;
+    int32_t first, last, value;
 } range;
+
+/* What stands behind the names of a range. */
+typedef void range_note(const told *of, const range *r, char *note, size_t size);
+
+static void print_range(crn_textbuf *out, const char *label, const told *of, const range *r, range_note *note)
+{
+    char from[CRN_NAME_MAX], to[CRN_NAME_MAX], behind[CRN_NAME_MAX + 8];
+    note(of, r, behind, sizeof(behind));
+    crn_textbuf_print(out, "%-13s %s%s%s%s\n", label, crn_report_name(of->problem, r->first, from),
+                      r->first < r->last ? " to " : "",
+                      r->first < r->last ? crn_report_name(of->problem, r->last, to) : "", behind);
+}
+
+/* Of the option that is told of a stage; "" where it has none. */
+static const char *option_name(const told *of, int32_t l)
+{
+    const char *own = cairn_problem_chain(of->problem)->stages[l - 1].options[of->values[l] - 1].name;
+    return own ? own : "";
+}
+
+static bool are_alike(const told *of, int32_t i, int32_t j)
+{
+    if (of->values[i] != of->values[j])
+        return false;
+    return !of->is_options || of->values[i] == 0 || strcmp(option_name(of, i), option_name(of, j)) == 0;
+}
+
+/* Returns how many ranges there are. */
+static int print_ranges(crn_textbuf *out, const char *label, const told *of, range_note *note)
+{
+    int ranges = 0, named = 0;
+    for (int32_t i = of->begin; i < of->end;) {
+        range r = {i, i, of->values[i]};
+        while (r.last + 1 < of->end && are_alike(of, i, r.last + 1))
+            r.last++;
+        i = r.last + 1;
+        if (r.value < 1)
+            continue;
+        named += r.last - r.first + 1;
+        if (ranges++ < RANGES_SHOWN)
+            print_range(out, ranges == 1 ? label : "", of, &r, note);
+    }
+    if (ranges > RANGES_SHOWN)
+        crn_textbuf_print(out, "%-13s and %d ranges more; %d of %d in all\n", "", ranges - RANGES_SHOWN, named,
+                          of->end - of->begin);
+    return ranges;
+}
+
+static cairn_status told_new(const crn_textbuf *out, const cairn_problem *problem, told *of, cairn_error *error)
+{
+    int32_t begin = cairn_problem_kind_of(problem) == CAIRN_KIND_CHAIN ? 1 : 0;
+    *of = (told){.problem = problem, .begin = begin, .end = begin + crn_report_size(problem)};
+    of->count = (size_t)of->end;
+    of->values = crn_alloc_zero(&out->allocator, of->count, sizeof(*of->values));
+    return of->values ? CAIRN_OK : crn_no_memory(error);
+}
+
+static void told_clear(const crn_textbuf *out, told *of)
+{
+    if (of->values)
+        crn_free(&out->allocator, of->values, of->count, sizeof(*of->values));
+}
 
 static bool runs_forward(cairn_op op)
 {
@@ -132,60 +220,72 @@ static bool runs_forward(cairn_op op)
            op.code == CAIRN_OP_COMPUTE;
 }
 
-/* Fills in how often each stage (from index 1) or node is computed. */
-static void count_runs(const cairn_schedule *schedule, int32_t *runs)
+/* Fills in how often each stage or node is computed again. Aliases are views and cost nothing worth telling. */
+static void count_again(const cairn_schedule *schedule, told *of)
 {
     const cairn_op *ops = cairn_schedule_ops(schedule);
     for (int64_t i = 0; i < cairn_schedule_count(schedule); i++)
         if (runs_forward(ops[i]))
-            runs[ops[i].index]++;
+            of->values[ops[i].index]++;
+    for (int32_t i = of->begin; i < of->end; i++)
+        of->values[i]--;
 }
 
-static void print_range(crn_textbuf *out, const cairn_problem *problem, const range *r, bool first)
+static void note_times(const told *of, const range *r, char *note, size_t size)
 {
-    char from[CRN_NAME_MAX], to[CRN_NAME_MAX], times[32] = "";
-    if (r->times > 1)
-        snprintf(times, sizeof(times), " (%d times each)", r->times);
-    if (r->first == r->last && r->times > 1)
-        snprintf(times, sizeof(times), " (%d times)", r->times);
-    crn_textbuf_print(out, "%-13s %s%s%s%s\n", first ? "recomputed" : "", crn_report_name(problem, r->first, from),
-                      r->first < r->last ? " to " : "", r->first < r->last ? crn_report_name(problem, r->last, to) : "",
-                      times);
+    (void)of;
+    note[0] = '\0';
+    if (r->value > 1)
+        snprintf(note, size, r->first < r->last ? " (%d times each)" : " (%d times)", r->value);
 }
 
-static void print_ranges(crn_textbuf *out, const cairn_problem *problem, const int32_t *runs, int32_t begin,
-                         int32_t end)
+/* ---- in which options ---- */
+
+static int64_t option_ns(const cairn_stage_option *option)
 {
-    int ranges = 0, again = 0;
-    for (int32_t i = begin; i < end;) {
-        range r = {i, i, runs[i] - 1};
-        while (r.last + 1 < end && runs[r.last + 1] - 1 == r.times)
-            r.last++;
-        i = r.last + 1;
-        if (r.times < 1)
-            continue;
-        again += r.last - r.first + 1;
-        if (ranges++ < RANGES_SHOWN)
-            print_range(out, problem, &r, ranges == 1);
-    }
-    if (ranges > RANGES_SHOWN)
-        crn_textbuf_print(out, "%-13s and %d ranges more; %d of %d in all\n", "", ranges - RANGES_SHOWN, again,
-                          end - begin);
-    if (ranges == 0)
-        row(out, "recomputed", "nothing", NULL);
+    return option->forward_ns + option->backward_ns;
 }
 
-static cairn_status recomputed_rows(crn_textbuf *out, const cairn_problem *problem, const cairn_schedule *schedule,
-                                    cairn_error *error)
+/* Of option k, or 0 where no option of the stage takes less time: then it costs memory and nothing else. */
+static int32_t slower_option(const cairn_stage *stage, int32_t k)
 {
-    int32_t begin = cairn_problem_kind_of(problem) == CAIRN_KIND_CHAIN ? 1 : 0, end = begin + crn_report_size(problem);
-    int32_t *runs = crn_alloc_zero(&out->allocator, (size_t)end, sizeof(*runs));
-    if (!runs)
-        return crn_no_memory(error);
-    count_runs(schedule, runs);
-    print_ranges(out, problem, runs, begin, end);
-    crn_free(&out->allocator, runs, (size_t)end, sizeof(*runs));
-    return CAIRN_OK;
+    for (int32_t other = 0; other < stage->option_count; other++)
+        if (option_ns(&stage->options[other]) < option_ns(&stage->options[k]))
+            return k + 1;
+    return 0;
+}
+
+/* Fills in the option, from 1, in which each stage is saved last: that of its backward. */
+static bool find_options(const cairn_chain *chain, const cairn_schedule *schedule, told *of)
+{
+    const cairn_op *ops = cairn_schedule_ops(schedule);
+    bool any = false;
+    of->is_options = true;
+    for (int64_t i = 0; chain && i < cairn_schedule_count(schedule); i++)
+        if (ops[i].code == CAIRN_OP_FORWARD_SAVE)
+            of->values[ops[i].index] = slower_option(&chain->stages[ops[i].index - 1], ops[i].option);
+    for (int32_t i = of->begin; i < of->end; i++)
+        any |= of->values[i] > 0;
+    return any;
+}
+
+static void note_option(const told *of, const range *r, char *note, size_t size)
+{
+    char name[CRN_NAME_MAX];
+    const char *own = option_name(of, r->first);
+    if (*own)
+        snprintf(note, size, ": %s", crn_printable(own, name, sizeof(name)));
+    else
+        snprintf(note, size, ": option %d", r->value - 1);
+}
+
+/* ---- the table ---- */
+
+static void recomputed_rows(crn_textbuf *out, const told *again, const told *options)
+{
+    int ranges = options ? print_ranges(out, "options", options, note_option) : 0;
+    if (print_ranges(out, "recomputed", again, note_times) == 0)
+        row(out, "recomputed", ranges > 0 ? "no whole stage" : "nothing", NULL);
 }
 
 static void checkpoint_row(crn_textbuf *out, const cairn_info *info)
@@ -198,22 +298,37 @@ static void checkpoint_row(crn_textbuf *out, const cairn_info *info)
     crn_textbuf_print(out, "\n");
 }
 
+static void first_rows(crn_textbuf *out, const cairn_problem *problem, const cairn_info *info, bool has_options)
+{
+    title(out, problem);
+    outcome_row(out, info);
+    memory_rows(out, info);
+    time_rows(out, info, has_options);
+    least_rows(out, info);
+}
+
 cairn_status cairn_report_answer(const cairn_env *env, const cairn_problem *problem, const cairn_schedule *schedule,
                                  const cairn_info *info, cairn_sink sink, cairn_error *error)
 {
     crn_textbuf out;
     crn_textbuf_init(&out, crn_allocator(env));
-    title(&out, problem);
-    outcome_row(&out, info);
-    memory_rows(&out, info);
-    time_rows(&out, info);
-    least_rows(&out, info);
-    cairn_status status = schedule ? recomputed_rows(&out, problem, schedule, error) : CAIRN_OK;
-    if (status != CAIRN_OK) {
-        crn_textbuf_free(&out);
-        return status;
+    told again = {.problem = problem}, options = {.problem = problem};
+    cairn_status status = schedule ? told_new(&out, problem, &again, error) : CAIRN_OK;
+    if (status == CAIRN_OK && schedule)
+        status = told_new(&out, problem, &options, error);
+    if (status == CAIRN_OK) {
+        bool has_options = schedule && find_options(cairn_problem_chain(problem), schedule, &options);
+        first_rows(&out, problem, info, has_options);
+        if (schedule) {
+            count_again(schedule, &again);
+            recomputed_rows(&out, &again, has_options ? &options : NULL);
+        }
+        checkpoint_row(&out, info);
+        solve_rows(&out, info);
+        status = crn_report_flush(&out, &sink, error);
     }
-    checkpoint_row(&out, info);
-    solve_rows(&out, info);
-    return crn_report_flush(&out, &sink, error);
+    told_clear(&out, &again);
+    told_clear(&out, &options);
+    crn_textbuf_free(&out);
+    return status;
 }

@@ -1,6 +1,7 @@
 """What the commands print, write and return."""
 
 import json
+import os
 import re
 
 from cli_support import CHAIN, CHAIN_HASH, GRAPH, GRAPH_HASH, STORE_ALL_CHAIN, chain, schedule_of, stage
@@ -254,6 +255,16 @@ def test_solvers(cairn):
         assert solver["summary"]
     text = cairn("solvers").out
     assert all(name in text for name in names)
+    assert all(f"\n{symbol} " in text for symbol in ("n", "T, E", "S", "eq. 6, 9"))
+    assert "optimal: by its objective, eq. 9\n" in text and "class eq" not in text and "among eq" not in text
+    assert "optimal        by its objective, eq. 6\n" in cairn("help", "select-cubic").out
+
+
+def test_what_is_not_available_has_a_remedy(cairn):
+    without = {"env": {**os.environ, "CAIRN_HIGHS_LIBRARY": "/nonexistent"}}
+    for words in (("solvers",), ("help", "graph-milp")):
+        done = cairn(*words, **without)
+        assert done.code == 0 and "/nonexistent" in done.out and "pip install highsbox" in done.out
 
 
 def test_compare(cairn):

@@ -229,10 +229,58 @@ static void no_answer_is_told(void **state)
         page.text,
         "chain four, 4 stages\n"
         "outcome       infeasible   some-solver, optimal among schedules of class persistent, stopped early\n"
-        "objective     60 B\n"
+        "objective     60 B         what the solver minimizes: memory of outputs alone\n"
         "least memory  7 B          no schedule needs less\n"
         "checkpoints   1 4\n"
         "reason        too little?\n");
+    cairn_problem_free(problem);
+}
+
+/* Recomputation inside a stage is that of an option that takes longer; equal options in a row share a line. */
+static void options_are_told(void **state)
+{
+    (void)state;
+    static const cairn_stage_option options[] = {
+        {"keep", 20, 1000, 2000, 0, 0}, {"selective", 15, 1000, 2500, 0, 0}, {"", 12, 1000, 2600, 0, 0}};
+    static const cairn_stage_option unnamed[] = {
+        {"", 20, 1000, 2000, 0, 0}, {"", 15, 1000, 2500, 0, 0}, {"", 12, 1000, 2600, 0, 0}};
+    static const cairn_stage stages[] = {{"a", 10, 10, 0, 1000, 0, false, 3, options},
+                                         {"b", 10, 10, 0, 1000, 0, false, 3, options},
+                                         {"c", 10, 10, 0, 1000, 0, false, 3, unnamed},
+                                         {"d", 10, 10, 0, 1000, 0, false, 3, options}};
+    static const struct {
+        const char *ops, *rows;
+    } cases[] = {
+        {"S1:1 S2:1 S3:0 S4:2 B4 B3 B2 B1",
+         "options       a to b: selective\n              d: option 2\nrecomputed    no whole stage\n"},
+        {"S1 S2:1 S3:1 S4:1 B4 B3 B2 B1",
+         "options       b: selective\n              c: option 1\n              d: selective\n"},
+        {"K1 S2 S3 S4:1 B4 B3 B2 S1 B1", "options       d: selective\nrecomputed    a\n"},
+    };
+    const cairn_chain chain = {10, 10, 4, stages};
+    cairn_problem *problem;
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, NULL, &problem, NULL), CAIRN_OK);
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        cairn_schedule *schedule = test_schedule(problem, cases[i].ops);
+        cairn_info info = answer();
+        assert_int_equal(cairn_report_answer(NULL, problem, schedule, &info, sink_of(&page), NULL), CAIRN_OK);
+        assert_non_null(strstr(page.text, cases[i].rows));
+        assert_non_null(strstr(page.text, "of whole stages; slower options come on top"));
+        cairn_schedule_free(schedule);
+    }
+    cairn_problem_free(problem);
+}
+
+static void the_objective_of_a_selection_is_told(void **state)
+{
+    (void)state;
+    cairn_problem *problem = chain_of_four();
+    cairn_info info = answer();
+    info.objective_bytes = 60;
+    snprintf(info.optimal_in, sizeof(info.optimal_in), "eq9");
+    assert_int_equal(cairn_report_answer(NULL, problem, NULL, &info, sink_of(&page), NULL), CAIRN_OK);
+    assert_non_null(strstr(page.text, " some-solver, optimal by its objective, eq. 9\n"));
+    assert_non_null(strstr(page.text, "outputs alone, by eq. 9 of Hong et al.\n"));
     cairn_problem_free(problem);
 }
 
@@ -353,6 +401,7 @@ int main(void)
         cmocka_unit_test(no_answer_is_told),          cmocka_unit_test(many_ranges_are_cut),
         cmocka_unit_test(answers_are_compared),       cmocka_unit_test(a_timeline_has_lanes_and_curves),
         cmocka_unit_test(running_out_of_memory),      cmocka_unit_test(a_sink_that_fails_is_told),
+        cmocka_unit_test(options_are_told),           cmocka_unit_test(the_objective_of_a_selection_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -106,7 +106,9 @@ static void *open_library(cairn_error *error)
     if (chosen && chosen[0]) {
         void *named = dlopen(chosen, OPEN_FLAGS);
         if (!named)
-            crn_fail(error, CAIRN_UNAVAILABLE, "HiGHS cannot be loaded from %s, which CAIRN_HIGHS_LIBRARY names",
+            crn_fail(error, CAIRN_UNAVAILABLE,
+                     "HiGHS cannot be loaded from %s, which CAIRN_HIGHS_LIBRARY names: let it name the libhighs.so of "
+                     "an installed HiGHS (pip install highsbox)",
                      chosen);
         return named;
     }

@@ -122,7 +122,7 @@ def compile(
     Raises
     ------
     InfeasibleBudget
-        No schedule fits; the error names the least budget that works.
+        No schedule fits; the error names a budget that works: the least one with eager kernels.
     ValueError
         A plan is applied to the model already.
     Unsupported
@@ -208,7 +208,7 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     Returns
     -------
     The compiled graph. Each of its calls raises the error of options that are refused, or InfeasibleBudget, which names
-    the least budget that works: Dynamo would wrap an error that is raised here.
+    a budget that works: Dynamo would wrap an error that is raised here.
     """
     try:
         made = Backend(_request_of(options, others, inputs))
@@ -277,6 +277,7 @@ def _compiled(
     model: nn.Module, sample: Sample, device: torch.device, request: Request, prove: bool, reporter: Any
 ) -> nn.Module:
     """Compiles, and corrects the plan by what the whole step takes."""
+    peaks: list[int] = []
     for _ in range(ROUNDS):
         reporter.begin("capturing, planning and compiling")
         backend = Backend(dataclasses.replace(request))
@@ -295,6 +296,7 @@ def _compiled(
             raise Unsupported("the captured graph has no backward: does the model's output need gradients?")
         plan = backend.plans[-1]
         peak = max(measured.peak_bytes, made.optimizer_peak_bytes)
+        peaks.append(peak)
         if peak <= plan.budget_bytes:
             is_compared = prove and request.kernels == "eager"
             plain = made.plain_step_to_compare(is_compared, plan.plain_peak_bytes, reporter)
@@ -316,8 +318,8 @@ def _compiled(
             raise BudgetExceeded.of_given_plan(peak, plan.budget_bytes)
         request.correction_bytes = plan.correction_bytes - request.step_correction_bytes
         request.step_correction_bytes += peak - plan.peak_bytes
-    least, parts = peak + plan.reserve_bytes, {**plan.resident, **plan.at_peak}
-    raise InfeasibleBudget.make(plan.budget_bytes, least, plan.reserve_bytes, parts, plan.peak_at, "measured step")
+    parts, reserve = {**plan.resident, **plan.at_peak}, plan.reserve_bytes
+    raise InfeasibleBudget.of_measured_step(plan.budget_bytes, peaks, reserve, parts, plan.peak_at, request.remedy)
 
 
 def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) -> None:

@@ -30,6 +30,7 @@ from .compiled.region_options import RegionPass
 from .compiled.region_plan import RegionPlan, chosen_options, is_single_level, levels_of, options_of
 from .compiled.region_shapes import ShapeGuard, refuse_growth
 from .compiled.regions import Regions, modules_of
+from .compiled.request import remedies
 from .handle import Handle, apply_by_shape, set_aside
 from .planning.fingerprint import fingerprint_of
 from .planning.offload_plans import Destination
@@ -91,7 +92,8 @@ class RegionModel(CompiledModel):
         profile = profile.with_options(chosen) if chosen else profile
         to = None if runs_once else request.to
         options = {"time_limit": request.time_limit}
-        return Task(profile.corrected(miss_bytes), "step", request.gradients, request.solver, options, to)
+        profile = profile.corrected(miss_bytes)
+        return Task(profile, "step", request.gradients, request.solver, options, to, request.remedy)
 
     def _plan(self, miss_bytes: int) -> tuple[Plan, dict[str, Level]]:
         """The plan for the budget, with the partition of each block.
@@ -245,7 +247,7 @@ class RegionModel(CompiledModel):
             raise
 
     def _fit(self, request: RegionRequest, reporter: Any) -> None:
-        miss_bytes = 0
+        miss_bytes, peaks = 0, []
         for _ in range(ROUNDS):
             reporter.begin("planning, and measuring the step")
             plan, levels = self._plan(miss_bytes)
@@ -256,7 +258,8 @@ class RegionModel(CompiledModel):
                 self._explain(plan, levels, measured, peak, request, reporter)
                 return
             miss_bytes += peak - plan.peak_bytes
-        raise _over(plan, peak)
+            peaks.append(peak)
+        raise _over(plan, peaks, request.remedy)
 
     def _measured(self, budget_bytes: int) -> tuple[StepResult, int]:
         """A step that compiles nothing, and its peak: the largest of any rank, the optimizer's step included.
@@ -368,6 +371,11 @@ class RegionRequest:
     optimizer_peak_bytes: int = 0
     plan: RegionPlan | None = None
 
+    @property
+    def remedy(self) -> str:
+        """Arguments that may lower the least budget, for an error."""
+        return remedies(self.kernels, self.to is not None, "regions= that cut the model finer")
+
 
 def has_compiled_modules(model: nn.Module) -> bool:
     """Whether blocks of a model are compiled, or sharded, one by one already."""
@@ -432,10 +440,10 @@ def _named(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
     return [modules[name] for name in names]
 
 
-def _over(plan: Plan, peak: int) -> InfeasibleBudget:
-    """The error for a step that took more than its budget."""
-    name = "measured step"
-    return InfeasibleBudget.make(plan.budget_bytes, peak, plan.reserve_bytes, dict(plan.resident), name, name)
+def _over(plan: Plan, peaks: Sequence[int], remedy: str) -> InfeasibleBudget:
+    """The error for a step that took more than its budget. peaks: those measured, in bytes, the plan's last."""
+    parts, reserve = dict(plan.resident), plan.reserve_bytes
+    return InfeasibleBudget.of_measured_step(plan.budget_bytes, peaks, reserve, parts, "measured step", remedy)
 
 
 def _profiled(made: RegionModel, request: RegionRequest) -> Profile:

@@ -17,6 +17,10 @@ _HINT_FOR_BATCH_FINDERS = (
 )
 
 
+#: What may lower the least budget of a plan of blocks.
+FINER_BLOCKS = "blocks= that cut the model finer"
+
+
 class TorchError(cairn.Error):
     """Base of the errors of `cairn.torch`."""
 
@@ -48,8 +52,9 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
     budget_bytes
         The requested budget.
     least_bytes
-        The least budget that works, the reserve included. For a step of other shapes that is only estimated, it is
-        more than that, and the text says so.
+        The least budget that works, the reserve included. For a compiled step that was measured, it is enough for that
+        step, and less may do. For a step of other shapes that is only estimated, it is more than the least. The text
+        says so.
     reserve_bytes
         The part of the budget that a plan leaves free.
     composition
@@ -67,20 +72,62 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
 
     @classmethod
     def make(
-        cls, budget: int, least: int, reserve: int, parts: Mapping[str, int], peak_at: str, blocking: str
+        cls,
+        budget: int,
+        least: int,
+        reserve: int,
+        parts: Mapping[str, int],
+        peak_at: str,
+        blocking: str,
+        remedy: str = FINER_BLOCKS,
+        is_estimate: bool = False,
     ) -> InfeasibleBudget:
-        """The error with its text."""
-        largest = sorted(parts.items(), key=lambda part: -part[1])[:6]
-        listed = ", ".join(f"{format_bytes(size)} {name}" for name, size in largest)
-        error = cls(
-            f"out of memory: no plan fits in {format_bytes(budget)}; the least budget that works is "
-            f"{format_budget(least)} ({least} bytes, {format_bytes(reserve)} of them in reserve). Its peak is during "
-            f"the {peak_at}: {listed}. "
-            f"The first thing that does not fit is the {blocking}. Smaller batches need less, and so may blocks= that "
-            "cut the model finer",
-            budget_bytes=budget,
-            least_bytes=least,
+        """The error with its text.
+
+        remedy: arguments that may lower the least budget. is_estimate: whether the least budget is only estimated.
+        """
+        what = f"the least budget that works is {'estimated at ' if is_estimate else ''}{_with_reserve(least, reserve)}"
+        stop = f". The first thing that does not fit is the {blocking}"
+        text = f"no plan fits in {format_bytes(budget)}; {what}{_peak(peak_at, parts)}{stop}{_advice(remedy)}"
+        return cls._of(text, budget, least, reserve, parts, peak_at, blocking)
+
+    @classmethod
+    def of_measured_step(
+        cls,
+        budget: int,
+        measured: Sequence[int],
+        reserve: int,
+        parts: Mapping[str, int],
+        peak_at: str,
+        remedy: str,
+    ) -> InfeasibleBudget:
+        """The error for a compiled step that exceeds the budget.
+
+        measured: the peaks of the steps that were measured; the last is that of the plan with these parts.
+        """
+        last, lowest = measured[-1], min(measured)
+        least = last + reserve
+        other = f": another plan was measured at {format_bytes(lowest)} ({lowest} bytes)" if lowest < last else ""
+        text = (
+            f"no plan was found that fits in {format_bytes(budget)}: the compiled step was measured at "
+            f"{format_bytes(last)} ({last} bytes). A budget of {_with_reserve(least, reserve)} is enough for it; a "
+            f"smaller one may work, too{other}"
+            f"{_peak(peak_at, parts)}{_advice(remedy)}"
         )
+        return cls._of(text, budget, least, reserve, parts, peak_at, "measured step")
+
+    @classmethod
+    def _of(
+        cls,
+        text: str,
+        budget: int,
+        least: int,
+        reserve: int,
+        parts: Mapping[str, int],
+        peak_at: str,
+        blocking: str,
+    ) -> InfeasibleBudget:
+        error = cls(f"out of memory: {text}", budget_bytes=budget, least_bytes=least)
         error.reserve_bytes, error.composition = reserve, dict(parts)
         error.peak_at, error.blocking = peak_at, blocking
         return error
@@ -108,6 +155,21 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
         error.reserve_bytes, error.composition = self.reserve_bytes, self.composition
         error.peak_at, error.blocking = self.peak_at, self.blocking
         return error
+
+
+def _with_reserve(budget: int, reserve: int) -> str:
+    return f"{format_budget(budget)} ({budget} bytes, {format_bytes(reserve)} of them in reserve)"
+
+
+def _peak(peak_at: str, parts: Mapping[str, int]) -> str:
+    """When the peak is, and its largest parts."""
+    largest = sorted(parts.items(), key=lambda part: -part[1])[:6]
+    listed = ", ".join(f"{format_bytes(size)} {name}" for name, size in largest)
+    return f". Its peak is during the {peak_at}: {listed}"
+
+
+def _advice(remedy: str) -> str:
+    return ". Smaller batches need less" + (f", and so may {remedy}" if remedy else "")
 
 
 class BudgetExceeded(TorchError, _NeedsSmallerBatch):

@@ -253,6 +253,7 @@ class _MeasuredGraph:
         """
         planner, compiled, correction = self._planner, self._compiled, 0
         fitting: tuple[CompiledPlan, Callable[..., Any]] | None = None
+        measured: list[int] = []
         for attempt in range(MAX_PLANS + 1):
             if attempt:
                 planner, compiled = self._backend.plan_and_compile(
@@ -261,7 +262,8 @@ class _MeasuredGraph:
             assert planner.plan is not None
             peak_bytes = _measured(compiled, inputs, planner, planner.plan.budget_bytes)
             plan = dataclasses.replace(planner.plan, measured_peak_bytes=peak_bytes)
-            refusal = planner.infeasible_if_over(peak_bytes)
+            measured.append(peak_bytes)
+            refusal = planner.infeasible_if_over(measured)
             if refusal is not None and fitting is None:
                 raise refusal
             if peak_bytes <= plan.budget_bytes:

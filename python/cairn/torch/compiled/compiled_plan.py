@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ class CompiledPlan:
     plain_peak_bytes, plain_ns : int
         Predicted for the same graph with nothing recomputed.
     least_budget_bytes : int or None
-        About the least budget, as the search for this plan saw it; None if it saw none. `InfeasibleBudget` names the
-        least budget for which code was made.
+        About the least budget, as the search for this plan saw it; None if it saw none. With inductor's kernels it is
+        an estimate, and code for it may take more.
     step_ns, lower_bound_ns, gap :
         Predicted time; no schedule within the budget is faster than the bound; the relative distance between the two.
     recomputed : int
@@ -92,6 +93,12 @@ class CompiledPlan:
         return self.step_ns / self.plain_ns - 1 if self.plain_ns else 0.0
 
     @property
+    def recomputed_results(self) -> int:
+        """How many of the problem's results are computed more than once."""
+        runs = Counter(op[1] for op in self.schedule["ops"] if op[0] == "compute")
+        return sum(count > 1 for count in runs.values())
+
+    @property
     def graph(self) -> cairn.Graph:
         """The problem, for the solvers and the command line."""
         return cairn.Graph.from_json(json.dumps(self.problem))
@@ -128,7 +135,7 @@ class CompiledPlan:
 
     def __str__(self) -> str:
         lines = [f"{self.model_name} on {self.device}: compiled step, {self.kernels} kernels (whole step)"]
-        least = "" if self.least_budget_bytes is None else f"; the least is about {self._least()}"
+        least = "" if self.least_budget_bytes is None else f"; the least is {self._least()}"
         reserve = f"of which {format_bytes(self.reserve_bytes)} stay in reserve"
         lines.append(f"  budget      {format_bytes(self.budget_bytes)}, {reserve}{least}")
         plain = f"with nothing recomputed {format_bytes(self.plain_peak_bytes)}"
@@ -139,7 +146,8 @@ class CompiledPlan:
         if self.measured_peak_bytes is not None:
             off = 100 * (self.peak_bytes / self.measured_peak_bytes - 1)
             lines.append(f"  measured    {format_bytes(self.measured_peak_bytes)} (predicted {off:+.2f} %)")
-        lines.append(f"  recomputed  {self.recomputed} of {len(self.problem['nodes'])} results, in the backward")
+        share = f"{self.recomputed_results} of {len(self.problem['nodes'])} results"
+        lines.append(f"  recomputed  {share}, by {self.recomputed} calls in the backward")
         if self.host_budget_bytes:
             host = f"{format_bytes(self.host_bytes)} of {format_bytes(self.host_budget_bytes)}"
             lines.append(f"  offloaded   {host} of {self.tier} memory")
@@ -148,7 +156,8 @@ class CompiledPlan:
         return "\n".join([*lines, *(f"  note        {note}" for note in self.notes)])
 
     def _least(self) -> str:
-        return format_budget(self.least_budget_bytes or 0)
+        least = format_budget(self.least_budget_bytes or 0)
+        return f"about {least}" if self.kernels == "eager" else f"estimated at {least} before code is generated"
 
     def _largest(self) -> list[tuple[str, int]]:
         parts = sorted({**self.resident, **self.at_peak}.items(), key=lambda part: -part[1])

@@ -370,27 +370,30 @@ class Planner:
         if self.request.optimizer_peak_bytes + reserve > needed:
             return self._optimizer_infeasible(total, reserve)
         parts = {**self.resident, **_parts_by_operator(least.moment)}
-        return InfeasibleBudget.make(total, needed, reserve, parts, str(least.moment), least.moment.node)
+        moment, is_estimate = least.moment, self.request.kernels != "eager"
+        remedy = self.request.remedy
+        return InfeasibleBudget.make(total, needed, reserve, parts, str(moment), moment.node, remedy, is_estimate)
 
-    def infeasible_if_over(self, measured_bytes: int) -> InfeasibleBudget | None:
+    def infeasible_if_over(self, measured: Sequence[int]) -> InfeasibleBudget | None:
         """The error if a plan of least memory exceeds the budget, in the measured step or in the optimizer's step.
 
-        None if both fit. None for other plans, too: the caller can plan again with less memory.
+        None if both fit. None for other plans, too: the caller can plan again with less memory. measured: the peaks of
+        this graph's steps in bytes, that of this plan last.
         """
         plan, optimizer = self.plan, self.request.optimizer_peak_bytes
         assert plan is not None
         total, reserve = plan.budget_bytes, plan.reserve_bytes
-        if not self.request.least or (measured_bytes <= total and optimizer + reserve <= total):
+        if not self.request.least or (measured[-1] <= total and optimizer + reserve <= total):
             return None
-        if optimizer > measured_bytes:
+        if optimizer > measured[-1]:
             return self._optimizer_infeasible(total, reserve)
         parts = {**self.resident, **plan.at_peak}
-        return InfeasibleBudget.make(total, measured_bytes + reserve, reserve, parts, plan.peak_at, "measured step")
+        return InfeasibleBudget.of_measured_step(total, measured, reserve, parts, plan.peak_at, self.request.remedy)
 
     def _optimizer_infeasible(self, total: int, reserve: int) -> InfeasibleBudget:
         needed = self.request.optimizer_peak_bytes + reserve
         name = "step of the optimizer"
-        return InfeasibleBudget.make(total, needed, reserve, self.resident, name, name)
+        return InfeasibleBudget.make(total, needed, reserve, self.resident, name, name, remedy="")
 
 
 def _of_least_memory(problem: cairn.Graph) -> cairn.Solution:

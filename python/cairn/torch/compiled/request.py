@@ -70,6 +70,11 @@ class Request:
     host: HostMemory | None = None
     plan: CompiledPlan | None = None
 
+    @property
+    def remedy(self) -> str:
+        """Arguments that may lower the least budget, for an error."""
+        return remedies(self.kernels, self.host is not None)
+
     def surroundings(self, fixed_bytes: int) -> Surroundings:
         """Memory and time of the step outside of the graph, for the problem."""
         loss = self.loss_ns, self.loss_workspace_bytes
@@ -85,3 +90,9 @@ class Request:
             return budgets.size_bytes(self.budget.reserve, "reserve") if self.budget.reserve else 0
         share, least = UNCERTAINTY["cuda" if device.type == "cuda" else "cpu"]
         return least + int(share * activations)
+
+
+def remedies(kernels: str, may_offload: bool, *others: str) -> str:
+    """Arguments of `compile` that may lower the least budget of a step with these, for an error."""
+    fused = [] if kernels == "inductor" else ['kernels="inductor"']
+    return " or ".join([*fused, *([] if may_offload else ["host_budget="]), *others])

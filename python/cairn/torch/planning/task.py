@@ -22,7 +22,7 @@ import torch
 from ..._budget import Budget
 from ..base import budgets
 from ..base.choices import ACCUMULATED, CREATED
-from ..base.errors import InfeasibleBudget, Unsupported
+from ..base.errors import FINER_BLOCKS, InfeasibleBudget, Unsupported
 from ..schedule.dependent_counts import NO_ASSUMPTIONS, Assumptions
 from ..schedule.executed import as_performed, excess_bytes
 from ..schedule.peak_parts import first_over, grouped, peak_moment
@@ -210,7 +210,9 @@ class Task:
         solver: str,
         options: Mapping[str, Any],
         to: Destination | None,
+        remedy: str = FINER_BLOCKS,
     ) -> None:
+        self.remedy = remedy  # what an error advises
         self.profile, self.scope, self.gradients, self.to = profile, scope, gradients, to
         self.offloading = None if to is None else Offloading(profile, scope, gradients, to, solver, options)
         needs_machine = next((info.needs_machine for info in cairn.solvers() if info.name == solver), False)
@@ -354,7 +356,8 @@ class Task:
         names = [str(ref) for ref in profile.refs if ref.is_block]
         parts = {part.name: part.bytes for part in grouped(moment.parts, names)}
         least = least_bytes + room.reserve_bytes
-        return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, moment.text, blocking)
+        at = moment.text
+        return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, at, blocking, self.remedy)
 
     def _at(self, budget: int) -> tuple[Mapping[str, Any], list[cairn.Op]]:
         """A problem and its schedule for a budget, with transfers that take no time; store-all if there is none."""
@@ -375,7 +378,7 @@ class Task:
             "temporaries of the optimizer": profile.optimizer_step_bytes,
         }
         least = self.optimizer_peak + room.reserve_bytes
-        return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, name, name)
+        return InfeasibleBudget.make(room.total_bytes, least, room.reserve_bytes, parts, name, name, remedy="")
 
 
 def _store_all(stages: int) -> list[cairn.Op]:

@@ -1,0 +1,74 @@
+"""What compiled models report, and what errors about their budgets say."""
+
+import json
+import re
+from collections import Counter
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import cairn  # noqa: E402
+import cairn.torch as ct  # noqa: E402
+from cairn.torch.base.errors import InfeasibleBudget  # noqa: E402
+from test_torch_compile import compiled_with, least, made  # noqa: E402
+
+
+def refused(model, x, budget, **options):
+    with pytest.raises(ct.InfeasibleBudget) as caught:
+        compiled_with(model, x, budget, **options)
+    return caught.value
+
+
+def test_an_error_of_generated_kernels_names_what_was_measured():
+    model, x = made("layers")
+    error = refused(model, x, 1)
+    told = re.search(r"the compiled step was measured at [^(]*\((\d+) bytes\)", error.message)
+    assert told, error.message
+    measured = int(told.group(1))
+    assert error.least_bytes == measured + error.reserve_bytes
+    assert "a smaller one may work, too" in error.message
+    assert "least budget that works" not in error.message and "first thing" not in error.message
+    assert ct.report(compiled_with(model, x, error.least_bytes)).measured_peak_bytes <= error.least_bytes
+
+
+def test_an_error_names_the_lowest_peak_of_several_plans():
+    parts = {"parameters": 3}
+    text = InfeasibleBudget.of_measured_step(5, [7, 9], 1, parts, "backward", "").message
+    assert "measured at 9 B (9 bytes). A budget of 10 B" in text
+    assert (
+        "may work, too: another plan was measured at 7 B (7 bytes). Its peak is during the backward: 3 B param" in text
+    )
+    assert text.endswith("Smaller batches need less")
+    assert "another plan" not in InfeasibleBudget.of_measured_step(5, [9, 7], 1, parts, "backward", "").message
+
+
+@pytest.mark.parametrize(
+    ("options", "advice"),
+    [
+        ({"kernels": "eager"}, 'Smaller batches need less, and so may kernels="inductor" or host_budget='),
+        ({"kernels": "eager", "host_budget": "4MiB", "link": "8GB/s"}, 'need less, and so may kernels="inductor"'),
+        (
+            {"kernels": "eager", "regions": True},
+            'kernels="inductor" or host_budget= or regions= that cut the model finer',
+        ),
+        ({}, "need less, and so may host_budget="),
+    ],
+)
+def test_errors_advise_arguments_of_compile(options, advice):
+    error = refused(*made("layers"), 1, **options)
+    assert error.message.endswith(advice)
+
+
+def test_a_report_counts_the_results_that_are_recomputed_and_the_calls():
+    model, x = made("layers")
+    [plan] = ct.report(compiled_with(model, x, least("layers"), kernels="eager", prove=False)).plans
+    runs = Counter(op[1] for op in plan.schedule["ops"] if op[0] == "compute")
+    results = sum(count > 1 for count in runs.values())
+    assert 0 < results <= len(plan.problem["nodes"])
+    text = f"recomputed  {results} of {len(plan.problem['nodes'])} results, by {plan.recomputed} calls in the backward"
+    assert text in str(plan)
+    assert "the least is about" in str(plan)
+    inductor = cairn.torch.CompiledPlan(**{**vars(plan), "kernels": "inductor"})
+    assert re.search("the least is estimated at [^;]* before code is generated", str(inductor))
+    assert json.dumps(plan.to_json())

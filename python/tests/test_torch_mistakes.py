@@ -9,6 +9,7 @@ import functools
 import json
 import re
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +171,20 @@ def test_mistakes_in_other_calls_are_named(never_run: nn.Module) -> None:
     assert ct.handle(never_run) is None
     with pytest.raises(ValueError, match="no plan is applied"):
         ct.report(never_run)
+
+
+def test_options_that_compile_does_not_have_are_named_with_the_nearest() -> None:
+    with pytest.raises(TypeError, match="compile has no option 'bugdet'; did you mean budget?"):
+        ct.compile(nn.Linear(2, 2), torch.randn(2, 2), bugdet="5MiB")
+    with pytest.raises(TypeError, match="compile has no option 'fullgraph'; there are .*, budget, kernels"):
+        ct.compile(nn.Linear(2, 2), torch.randn(2, 2), fullgraph=True)
+
+
+@pytest.mark.parametrize("call", [ct.report, ct.verify, functools.partial(ct.sweep, budgets=4)])
+def test_models_that_torch_compile_made_have_no_report(call: Callable[[nn.Module], object]) -> None:
+    compiled = torch.compile(nn.Linear(2, 2), backend="cairn", options={"budget": "1GiB"})
+    with pytest.raises(ValueError, match=r"torch.compile made this model.* need one that cairn.torch.compile returned"):
+        call(compiled)
 
 
 def test_losses_that_are_none_and_optimizers_of_others() -> None:

@@ -29,6 +29,7 @@ from .planning.arguments import (
     check_profile_options,
     check_watching,
     host_budget_of,
+    refuse_torch_compiled,
     solver_options,
     sorted_options,
 )
@@ -173,7 +174,7 @@ def report(model: nn.Module) -> Report | CompiledReport:
     Raises
     ------
     ValueError
-        The model has no plan.
+        The model has no plan, or torch.compile(backend="cairn") made it, which keeps no report.
     RecomputationError
         On an accelerator, a block computed other values in the last step.
 
@@ -186,6 +187,7 @@ def report(model: nn.Module) -> Report | CompiledReport:
         return compiled.report
     applied = handle(model)
     if applied is None:
+        refuse_torch_compiled(model)
         raise ValueError(f"no plan is applied to this {type(model).__name__}; see cairn.torch.checkpoint")
     return applied.report()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -72,6 +73,7 @@ def compile(
     solver: str = "auto",
     time_limit: str = "3s",
     progress: Any = None,
+    **others: Any,
 ) -> nn.Module:
     """Compile a model so that its training step fits in a byte budget.
 
@@ -112,6 +114,8 @@ def compile(
         are compiled one by one.
     progress : callable or False, optional
         Told what is being done; False for nothing.
+    **others
+        Refused, with the nearest name that there is.
 
     Returns
     -------
@@ -139,6 +143,7 @@ def compile(
     --------
     >>> model = ct.compile(model, x, budget="8GiB", loss_fn=loss_fn, optimizer=optimizer)
     """
+    check_names(others, list(inspect.signature(compile).parameters)[:-1], "compile")
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
     refuse_distributed(model, "compile")

@@ -16,7 +16,7 @@ from ..base.choices import ACCUMULATED
 from ..base.errors import VerificationFailed
 from ..compiled.compiled_model import CompiledReport, known, verified
 from ..handle import apply, refuse_planned_modules, set_aside
-from ..planning.arguments import check_call, check_plan, positional
+from ..planning.arguments import check_call, check_plan, positional, refuse_torch_compiled
 from ..planning.measured_step import Measured
 from ..planning.plan import Plan
 from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
@@ -147,6 +147,8 @@ def verify(
     compiled = known(model)
     if compiled is not None and plan is None:
         return verified(compiled, strict)
+    if plan is None:
+        refuse_torch_compiled(model)
     check_call(model, kwargs, loss_fn, args)
     check_plan(plan)
     assert plan is not None

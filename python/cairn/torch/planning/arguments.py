@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ..._budget import Budget
-from ..base import budgets
+from ..base import _compat, budgets
 from ..base.choices import ACCUMULATED, ALLOWED, CREATED, DETERMINISM_CHECKS, POLICIES, SCOPES
 from ..base.errors import Unsupported, warn
 from ..offloading.link import Link
@@ -56,6 +56,15 @@ def check_budget(budget: Any, name: str = "budget") -> None:
     budgets.resolve(budget, torch.device("cpu"), name=name)
     if isinstance(budget, Budget) and budget.reserve is not None and budget.reserve != 0:
         budgets.size_bytes(budget.reserve, "reserve")
+
+
+def refuse_torch_compiled(model: Any) -> None:
+    """Raises ValueError for a model that torch.compile made: its backend keeps no report."""
+    if isinstance(model, nn.Module) and _compat.compiled_inside(model) is not None:
+        raise ValueError(
+            "torch.compile made this model, with backend='cairn' or another one: report, sweep and verify need one "
+            "that cairn.torch.compile returned"
+        )
 
 
 def check_plan_options(options: Mapping[str, Any]) -> None:

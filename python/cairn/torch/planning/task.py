@@ -121,7 +121,9 @@ def plan(
 def check_request(profile: Any, options: Mapping[str, Any]) -> None:
     """Raises if this is no profile, or if an option is not one of `plan`."""
     if not isinstance(profile, Profile):
-        raise TypeError(f"a plan is made from what cairn.torch.profile returns, not from a {type(profile).__name__}")
+        arguments.refuse_torch_compiled(profile)
+        what = f"{type(profile).__name__!r} object"
+        raise TypeError(f"plans and curves are made from what cairn.torch.profile returns, not from this {what}")
     arguments.check_plan_options(options)
 
 

@@ -11,7 +11,9 @@ torch = pytest.importorskip("torch")
 import cairn  # noqa: E402
 import cairn.torch as ct  # noqa: E402
 from cairn.torch.base.errors import InfeasibleBudget  # noqa: E402
-from test_torch_compile import compiled_with, least, made  # noqa: E402
+from cairn.torch.compiled import backend  # noqa: E402
+from cairn.torch.compiled.request import Request  # noqa: E402
+from test_torch_compile import compiled_with, least, made, squared  # noqa: E402
 
 
 def refused(model, x, budget, **options):
@@ -72,3 +74,26 @@ def test_a_report_counts_the_results_that_are_recomputed_and_the_calls():
     inductor = cairn.torch.CompiledPlan(**{**vars(plan), "kernels": "inductor"})
     assert re.search("the least is estimated at [^;]* before code is generated", str(inductor))
     assert json.dumps(plan.to_json())
+
+
+def test_the_bound_of_a_corrected_plan_is_that_of_the_budget(monkeypatch):
+    model, x = made("layers")
+    [plain] = ct.report(compiled_with(model, x, "1GiB", kernels="eager", prove=False)).plans
+    low, high = plain.least_budget_bytes, plain.plain_peak_bytes
+    budget, excess_bytes, steps = (low + 3 * high) // 4, (high - low) // 3, []
+
+    def measured(compiled, inputs, planner, budget_bytes):
+        """The first step is over the budget, so the second plan is made for a smaller one."""
+        steps.append(planner)
+        return budget_bytes + (excess_bytes if len(steps) == 1 else 0)
+
+    monkeypatch.setattr(backend, "_measured", measured)
+    torch._dynamo.reset()
+    planned = backend.Backend(Request(budget=ct.Budget(budget, reserve=0), kernels="eager", time_limit="900ms"))
+    squared(torch.compile(model, backend=planned, fullgraph=True)(x)).backward()
+    [plan] = planned.plans
+    assert len(steps) == 2 and plan.schedule["budget_bytes"] < budget
+    faster = cairn.solve(plan.graph, budget, time_limit="1s")
+    double_counted_ns = faster.store_all_ns - plan.plain_ns
+    assert plan.lower_bound_ns <= faster.makespan_ns - double_counted_ns < plan.step_ns
+    assert plan.gap == pytest.approx(1 - plan.lower_bound_ns / plan.step_ns)

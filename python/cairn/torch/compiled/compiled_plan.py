@@ -42,7 +42,8 @@ class CompiledPlan:
         About the least budget, as the search for this plan saw it; None if it saw none. With inductor's kernels it is
         an estimate, and code for it may take more.
     step_ns, lower_bound_ns, gap :
-        Predicted time; no schedule within the budget is faster than the bound; the relative distance between the two.
+        Predicted time; no schedule of the problem within the budget, its reserve left free, is predicted to be faster
+        than the bound; the relative distance between the two.
     recomputed : int
         The number of calls that the backward recomputes.
     problem, schedule : dict
@@ -140,7 +141,7 @@ class CompiledPlan:
         lines.append(f"  budget      {format_bytes(self.budget_bytes)}, {reserve}{least}")
         plain = f"with nothing recomputed {format_bytes(self.plain_peak_bytes)}"
         lines.append(f"  peak        {format_bytes(self.peak_bytes)} predicted; {plain}")
-        bound = "" if self.gap is None else f", at most {100 * self.gap:.1f} % from the optimum"
+        bound = "" if self.gap is None else f", at most {100 * self.gap:.1f} % from the optimum of the graph"
         time = f"{format_ns(self.step_ns)} predicted, {100 * self.overhead:+.1f} % against nothing recomputed"
         lines.append(f"  time        {time}{bound} ({self.solver})")
         if self.measured_peak_bytes is not None:

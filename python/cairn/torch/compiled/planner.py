@@ -186,13 +186,14 @@ class Planner:
             return self._least(joint, costs, problem)
         if self.request.optimizer_peak_bytes > usable:
             raise self._infeasible(self._least(joint, costs, problem), total, reserve)
-        target = usable - self._surroundings.correction_bytes
+        target = self._target(usable)
         slack = int(MAX_SLACK * (usable - self._fixed_bytes))
         best: Candidate | None = None
         least: Candidate | None = None
-        limit_ns = cairn.parse_duration(self.request.time_limit) // MAX_SOLUTIONS
+        limit_ns = self._limit_ns
+        solutions = MAX_SOLUTIONS - self._is_corrected_below(usable)  # one is for the bound
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            if best is not None and attempt > MAX_SOLUTIONS:
+            if best is not None and attempt > solutions:
                 break
             solution = self._solve(problem, target, limit_ns)
             if solution.schedule is not None:
@@ -206,7 +207,7 @@ class Planner:
             if fits and (best is None or candidate.makespan_ns <= best.makespan_ns):
                 best = candidate
             if fits and (fitting_target <= target + slack or _is_fastest(candidate.solution)):
-                remaining_ns = (MAX_SOLUTIONS - attempt) * limit_ns
+                remaining_ns = (solutions - attempt) * limit_ns
                 improved = self._improved(joint, costs, problem, candidate, target, remaining_ns)
                 if improved.peak_bytes <= usable:
                     best = min(improved, best or improved, key=lambda one: one.makespan_ns)
@@ -247,21 +248,40 @@ class Planner:
 
     def _solve(self, problem: cairn.Graph, target: int, limit_ns: int) -> cairn.Solution:
         """The solver's answer for a target, in bytes."""
+        target, solver, time_limit = max(1, target), self.request.solver, f"{limit_ns}ns"
         if self._offloading is not None:
-            return self._offloading.solved(max(1, target), f"{limit_ns}ns", self.request.solver)
-        solution = cairn.solve(problem, max(1, target), solver=self.request.solver, time_limit=f"{limit_ns}ns")
+            solution = self._offloading.solved(target, time_limit, solver)
+        else:
+            solution = cairn.solve(problem, target, solver=solver, time_limit=time_limit)
         if solution.lower_bound_ns is not None:
-            self._bounds.append((max(1, target), solution.lower_bound_ns))
+            self._bounds.append((target, solution.lower_bound_ns))
         return solution
 
-    def _bound_ns(self, solution: cairn.Solution) -> int | None:
-        """The best lower bound on the time of schedules within a solution's budget; None if there is none.
+    def _bound_ns(self, problem: cairn.Graph, solution: cairn.Solution, usable: int) -> int | None:
+        """The best lower bound on the time of all schedules of the problem within the budget; None if there is none.
 
         A bound for a larger budget holds for a smaller one, too: every schedule within the smaller budget is within the
-        larger one.
+        larger one. The converse is false. So if a correction made all targets smaller than the budget, the solver is
+        called once more, for the bound alone. usable: the budget without its reserve, in bytes.
         """
-        of_larger = [bound for budget, bound in self._bounds if budget >= (solution.budget_bytes or 0)]
-        return max((*of_larger, solution.lower_bound_ns or 0)) or None
+        budget = max(usable, solution.budget_bytes or 0)
+        if self._is_corrected_below(usable) and max((target for target, _ in self._bounds), default=0) < budget:
+            self._solve(problem, budget, self._limit_ns)
+        return max((bound for target, bound in self._bounds if target >= budget), default=None)
+
+    def _is_corrected_below(self, usable: int) -> bool:
+        """Whether the first target is below the budget, and the solver can bound what lies between them."""
+        has_target = self._offloading is None and not self.request.least
+        return has_target and self._target(usable) < usable
+
+    def _target(self, usable: int) -> int:
+        """The first target of the solver, in bytes."""
+        return usable - self._surroundings.correction_bytes
+
+    @property
+    def _limit_ns(self) -> int:
+        """How long one call of the solver may take."""
+        return cairn.parse_duration(self.request.time_limit) // MAX_SOLUTIONS
 
     def _generated(self, joint: JointGraph, costs: Costs, solution: cairn.Solution) -> Candidate:
         """The candidate of a solution."""
@@ -314,7 +334,7 @@ class Planner:
         assert solution.schedule is not None and solution.makespan_ns is not None
         slowdown_ns = 0 if self._offloading is None else self._offloading.slowed_ns(solution)
         step_ns = solution.makespan_ns - double_counted_ns + slowdown_ns
-        least_ns = self._bound_ns(solution)
+        least_ns = self._bound_ns(problem, solution, total - reserve)
         bound_ns = None if least_ns is None else least_ns - double_counted_ns
         return CompiledPlan(
             model_name=self.request.model_name,

@@ -259,3 +259,24 @@ def test_planning_writes_no_input_that_other_layers_have_computed():
         found.append([hidden.detach(), leaf.grad, *(parameter.grad for parameter in model.parameters())])
         model.zero_grad()
     assert all(map(torch.equal, *found))
+
+
+@pytest.mark.parametrize("host", [{}, {"host_budget": "1GiB", "link": "8GB/s"}])
+def test_a_plan_whose_least_budget_is_not_found_in_time_names_its_own(monkeypatch, host):
+    model, x = made()
+    profile = ct.profile(model, x, loss_fn=squared, passes=1, progress=False)
+    compiled(model, x, budget="1GiB", regions=True, **host)
+    limits, solve_many = cairn.limits, cairn.solve_many
+
+    def without_least(*args, **options):
+        return dataclasses.replace(limits(*args, **options), least_bytes=None)
+
+    def none_least(*args, **options):
+        return [dataclasses.replace(found, least_bytes=None) for found in solve_many(*args, **options)]
+
+    monkeypatch.setattr(cairn, "limits", without_least)
+    monkeypatch.setattr(cairn, "solve_many", none_least)
+    plan = ct.plan(profile, "1GiB", **host)
+    assert plan.least_budget_bytes == plan.peak_bytes + plan.reserve_bytes
+    compiled(model, x, budget="2GiB", regions=True, **host)
+    assert ct.report(model).regions.budget_bytes == 2 << 30

@@ -125,9 +125,11 @@ class RegionModel(CompiledModel):
         chosen, plan = options_of(levels, stages), first
         if chosen != chosen_options(first) or not (runs_once or first.is_plain):
             plan = self.task(miss_bytes, runs_once=runs_once, chosen=chosen).plan(self.request.budget)
+        of_wholes = self.task().least_budget()  # with blocks that are recomputed as wholes
+        known_least = filter(None, (first.least_budget_bytes, plan.least_budget_bytes, of_wholes))
         plan = dataclasses.replace(
             plan,
-            least_budget_bytes=min(first.least_budget_bytes, plan.least_budget_bytes, self._least()),
+            least_budget_bytes=min(known_least),
             lower_bound_ns=first.lower_bound_ns,
             plain_peak_bytes=first.plain_peak_bytes,
             plain_ns=first.plain_ns,
@@ -154,10 +156,6 @@ class RegionModel(CompiledModel):
             return found
         once = self.task(runs_once=True).plans(budgets)
         return [other if isinstance(plan, InfeasibleBudget) else plan for plan, other in zip(once, found, strict=True)]
-
-    def _least(self) -> int:
-        """The least budget that works, with blocks that are recomputed as wholes."""
-        return self.task().even_budgets(1)[0]
 
     def follow(self, plan: Plan, levels: Mapping[str, Level]) -> None:
         """Make the model's steps follow a plan."""

@@ -263,6 +263,11 @@ class Task:
             raise Unsupported(f"solver {self.solver!r} finds no schedule of this model at any budget; {remedy}")
         return least_bytes
 
+    def least_budget(self) -> int | None:
+        """The least budget that works, with its reserve; None if no schedule is known."""
+        least_bytes = self._least_bytes()
+        return None if least_bytes is None else max(least_bytes, self.optimizer_peak) + self.reserve(None)
+
     def even_budgets(self, count: int) -> list[int]:
         """`count` budgets at even distances, from the least that works to the one that keeps everything."""
         reserve, most = self.reserve(None), cairn.limits(self.chain, solver="store-all").store_all_bytes
@@ -322,9 +327,12 @@ class Task:
         )
 
     def _least_of(self, chosen: _Chosen) -> int:
-        if self.offloading is None:
-            return known_number(chosen.least_bytes)
-        return min(known_number(self._least_bytes()), self._peak(chosen, self.gradients))
+        """The least memory that has a known schedule; that of this one, if the search for less ended before it."""
+        least = chosen.least_bytes if self.offloading is None else self._least_bytes()
+        if least is not None and self.offloading is None:
+            return least
+        peak = self._peak(chosen, self.gradients)
+        return peak if least is None else min(peak, least)
 
     def _resident(self, chosen: _Chosen | None = None) -> dict[str, int]:
         resident = self.profile.resident_by_name(self.scope, self.gradients)

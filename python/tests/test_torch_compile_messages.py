@@ -1,5 +1,6 @@
 """What compiled models report, and what errors about their budgets say."""
 
+import dataclasses
 import json
 import re
 from collections import Counter
@@ -97,3 +98,19 @@ def test_the_bound_of_a_corrected_plan_is_that_of_the_budget(monkeypatch):
     double_counted_ns = faster.store_all_ns - plan.plain_ns
     assert plan.lower_bound_ns <= faster.makespan_ns - double_counted_ns < plan.step_ns
     assert plan.gap == pytest.approx(1 - plan.lower_bound_ns / plan.step_ns)
+
+
+def test_a_report_says_when_the_step_took_another_time_than_predicted():
+    model, x = made("layers")
+    report = ct.report(compiled_with(model, x, "1GiB", kernels="eager", prove=False))
+    [plan] = report.plans
+    text = "predicted and measured times differ by a factor of 9: "
+
+    def told(factor, **changed):
+        return str(dataclasses.replace(report, step_ns=int(factor * plan.step_ns), **changed))
+
+    assert text + "compile again in a new process, the machine was busy" in told(1 / 9)
+    assert text + "the machine was busy, or the step is short" in told(9)
+    assert "times differ" not in told(1) and "times differ" not in told(9, plans=(plan, plan))
+    fused = (dataclasses.replace(plan, kernels="inductor"),)
+    assert text + "times of generated kernels are estimates" in told(1 / 9, plans=fused)

@@ -15,6 +15,7 @@ torch = pytest.importorskip("torch")
 
 import cairn.torch as ct
 import torch_models
+from cairn.torch.planning.measured_step import Measured
 from plan_support import UNLIMITED, profiled
 from torch import nn
 
@@ -94,6 +95,40 @@ def test_reports_tell_what_the_latest_step_did_otherwise() -> None:
     assert [line.split(maxsplit=1)[1] for line in lines if "deviations" in line] == [
         "a, b and 2 more: each ran more often", "e was recorded again", "another step has copies"
     ]  # fmt: skip
+
+
+def test_reports_say_when_predicted_and_measured_times_are_far_apart(resnet_profile: ct.Profile) -> None:
+    plan = ct.plan(resnet_profile, UNLIMITED)
+
+    def report(step_ns: int) -> str:
+        return str(ct.explain(plan, Measured(plan.peak_bytes, step_ns, True)))
+
+    text = "  times off   predicted and measured times differ by a factor of 17: "
+    assert text + "profile again, the machine was busy" in report(plan.step_ns // 17)
+    assert text + "the machine was busy, or measuring took most of a short step" in report(17 * plan.step_ns)
+    assert "times off" not in report(plan.step_ns // 2 + 1) and "times off" not in report(2 * plan.step_ns)
+
+
+def test_reports_explain_stages_outside_blocks_ranges_and_outputs_that_count_later() -> None:
+    class Layers(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inp, self.out = nn.Linear(8, 64), nn.Linear(64, 4)
+            self.layers = nn.ModuleList(nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Dropout(0.1)) for _ in range(6))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inp(x)
+            for layer in self.layers:
+                x = layer(x)
+            return self.out(x)
+
+    profile = ct.profile(Layers(), torch.randn(512, 8), loss_fn=lambda output: output.square().mean(), passes=1)
+    lines = str(ct.explain(ct.plan(profile, UNLIMITED))).splitlines()
+    heading = lines.index("  modules outside blocks:")
+    assert lines[heading + 1 : heading + 3] == ["    before layers.0.0-1: inp", "    after layers.5.2: out"]
+    [last] = [line for line in lines if line.startswith("  layers.5.2 ")]
+    assert re.search(r" counted after ", last)
+    assert "  layers.0.0-1 is one block: the modules from layers.0.0 to layers.0.1" in lines
 
 
 def test_reports_name_blocks_that_are_always_kept() -> None:

@@ -95,10 +95,22 @@ class CompiledReport:
         if self.plain_peak_bytes is not None and self.plain_ns is not None:
             whole += f"; without compilation {format_bytes(self.plain_peak_bytes)}, {format_ns(self.plain_ns)}"
         lines.append(f"\n  {whole}")
+        lines += [f"  {sentence}" for sentence in self._times_off()]
         if self.differences is not None:
             same = "loss, gradients, buffers and random state equal those without compilation, bit for bit"
             lines.append("  " + (same if not self.differences else "differs: " + "; ".join(self.differences)))
         return "\n".join(lines)
+
+    def _times_off(self) -> list[str]:
+        """A sentence if the predicted time is far from the measured one; of several graphs there is no such time."""
+        if self.regions is None and len(self.plans) != 1:
+            return []
+        plan = self.plans[0] if self.regions is None else self.regions.plan
+        if_less = "compile again in a new process, the machine was busy"
+        if_more = "the machine was busy, or the step is short"
+        if self.regions is None and self.plans[0].kernels != "eager":
+            if_less = if_more = "times of generated kernels are estimates"
+        return clock.far_apart(plan.step_ns, self.step_ns, if_less, if_more)
 
     def to_json(self) -> dict[str, Any]:
         """The report as plain data."""

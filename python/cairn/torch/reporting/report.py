@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from cairn import format_budget, format_bytes, format_ns
 
-from ..base.stages import listed, sentences
+from ..base import clock
+from ..base.stages import BLOCK, listed, sentences
 from ..planning.arguments import check_plan
 from ..planning.measured_step import Measured
 from ..planning.plan import Plan
@@ -183,8 +185,15 @@ class Report:
             error = 100 * (self.predicted_peak_bytes / self.measured.peak_bytes - 1)
             peak = f"{format_bytes(self.measured.peak_bytes)} (predicted {error:+.2f} %) in the first steps"
             lines.append(f"  measured    {peak}; {format_ns(self.measured.step_ns)}, measuring included")
+            lines += self._times_off(self.measured)
             lines += self._output_not_held(self.measured)
         return lines + [f"  deviations  {note}" for note in _together(self.notes)]
+
+    def _times_off(self, measured: Measured) -> list[str]:
+        """Advice if the predicted time is far from the measured one."""
+        if_more = "the machine was busy, or measuring took most of a short step"
+        told = clock.far_apart(self.plan.step_ns, measured.step_ns, "profile again, the machine was busy", if_more)
+        return [f"  times off   {sentence}" for sentence in told]
 
     def _output_not_held(self, measured: Measured) -> list[str]:
         """Advice if the training loop frees an output that the plan counts: a plan could use less memory."""
@@ -250,19 +259,24 @@ class Report:
         lines = [f"  what sets the floor, {format_bytes(sum(floor.values()))} (during the {self.floor_at}):"]
         lines += [f"    {format_bytes(size):>12}  {name}" for name, size in floor.items()]
         ran = self.plan.replacements.get("runs", {})
-        return lines + [f"  {stage}: {what}" for stage, what in ran.items()]
+        heading = ["  modules outside blocks:"] if ran else []
+        return lines + heading + [f"    {stage}: {what}" for stage, what in ran.items()]
 
     def _table(self) -> list[str]:
         width, wide = (max(len(getattr(row, name)) for row in self.rows) for name in ("name", "action"))
         wide = max(wide, 16)
         lines = [
-            f"  {'stage':<{width}}  {'action':<{wide}} {'saves':>12} {'output':>12} {'forward':>10} {'backward':>10}"
+            f"  {'stage':<{width}}  {'action':<{wide}} {'saves':>12} {'output':>13} {'forward':>10} {'backward':>10}"
         ]
         for row in self.rows:
-            sizes = f"{format_bytes(row.saved_bytes):>12} {format_bytes(row.output_bytes):>12}"
+            output = format_bytes(row.output_bytes)
+            if row.kind == BLOCK and not row.output_bytes:
+                output = "counted after"  # later code holds it anyway
+            sizes = f"{format_bytes(row.saved_bytes):>12} {output:>13}"
             times = f"{format_ns(row.forward_ns):>10} {format_ns(row.backward_ns):>10}"
             lines.append(f"  {row.name:<{width}}  {row.action:<{wide}} {sizes} {times}")
         lines += _options(self.plan, self.rows)
+        lines += _ranges(self.rows)
         return lines + [f"  {sentence}" for sentence in sentences(self.plan.kept_because.items(), "always kept")]
 
 
@@ -365,3 +379,13 @@ def _options(plan: Plan, rows: Sequence[Row]) -> list[str]:
         if row.option:
             counts[row.option, plan.selective[str(number)]["recomputes"][row.option]] += 1
     return [f"  option {k} in {n} of {blocks} blocks: recomputes {what}" for (k, what), n in sorted(counts.items())]
+
+
+def _ranges(rows: Sequence[Row]) -> list[str]:
+    """The meaning of the name of a block of several children, by the first one."""
+    for row in rows:
+        found = re.match(r"((?:.*\.)?)(\d+)-(\d+)\b", row.name) if row.kind == BLOCK else None
+        if found:
+            name, prefix, first, last = found[0], *found.groups()
+            return [f"  {name} is one block: the modules from {prefix}{first} to {prefix}{last}"]
+    return []

@@ -49,13 +49,19 @@ def test_an_error_names_the_lowest_peak_of_several_plans():
 @pytest.mark.parametrize(
     ("options", "advice"),
     [
-        ({"kernels": "eager"}, 'Smaller batches need less, and so may kernels="inductor" or host_budget='),
-        ({"kernels": "eager", "host_budget": "4MiB", "link": "8GB/s"}, 'need less, and so may kernels="inductor"'),
+        (
+            {"kernels": "eager"},
+            'Smaller batches need less, and so may kernels="inductor" or host_budget= or regions=True',
+        ),
+        (
+            {"kernels": "eager", "host_budget": "4MiB", "link": "8GB/s"},
+            'less, and so may kernels="inductor" or regions=True',
+        ),
         (
             {"kernels": "eager", "regions": True},
             'kernels="inductor" or host_budget= or regions= that cut the model finer',
         ),
-        ({}, "need less, and so may host_budget="),
+        ({}, "need less, and so may host_budget= or regions=True"),
     ],
 )
 def test_errors_advise_arguments_of_compile(options, advice):
@@ -114,3 +120,12 @@ def test_a_report_says_when_the_step_took_another_time_than_predicted():
     assert "times differ" not in told(1) and "times differ" not in told(9, plans=(plan, plan))
     fused = (dataclasses.replace(plan, kernels="inductor"),)
     assert text + "times of generated kernels are estimates" in told(1 / 9, plans=fused)
+
+
+def test_errors_of_the_backend_advise_its_options():
+    model, x = made("layers")
+    torch._dynamo.reset()
+    step = torch.compile(model, backend="cairn", options={"budget": 1, "kernels": "eager", "time_limit": "300ms"})
+    with pytest.raises(ct.InfeasibleBudget) as caught:
+        step(x)
+    assert caught.value.message.endswith('and so may kernels="inductor" or host_budget=')

@@ -150,6 +150,7 @@ def compile(
     if known(model) is None:
         refuse_planned(model)
     request = Request(budget, kernels, gradients, holds_output, solver, time_limit, type(model).__name__)
+    request.has_regions = True
     if plan is not None:
         _follow(request, plan, regions)
     of_blocks = plan if isinstance(plan, RegionPlan) else None

@@ -50,6 +50,8 @@ class Request:
         The excess of the whole step over its prediction in that measurement.
     least
         Whether to make the plan of least memory, whatever the budget.
+    has_regions
+        Whether the caller could have its blocks compiled one by one instead.
     """
 
     budget: Any = "auto"
@@ -67,13 +69,15 @@ class Request:
     correction_bytes: int = 0
     step_correction_bytes: int = 0
     least: bool = False
+    has_regions: bool = False
     host: HostMemory | None = None
     plan: CompiledPlan | None = None
 
     @property
     def remedy(self) -> str:
         """Arguments that may lower the least budget, for an error."""
-        return remedies(self.kernels, self.host is not None)
+        others = ["regions=True"] if self.has_regions else []
+        return remedies(self.kernels, self.host is not None, *others)
 
     def surroundings(self, fixed_bytes: int) -> Surroundings:
         """Memory and time of the step outside of the graph, for the problem."""

@@ -189,7 +189,7 @@ static void near_the_least_of_equal_stages(void **state)
 {
     cairn_problem *problem = chain(200, (test_chain_shape){.homogeneous = true});
     (void)state;
-    int worse = count_worse(problem, 5, "100ms", true);
+    int worse = count_worse(problem, 5, "200ms", true);
     cairn_problem_free(problem);
     assert_int_equal(worse, 0);
 }

@@ -1,0 +1,406 @@
+#include "solve/joint/chain_link_program.h"
+
+#include <math.h>
+
+/*
+ * Ways times slots that one price may look at: a tenth of a second, and what the time that is left allows for all prices. There
+ * are fewer slots where there are more ways. Where the least number of slots takes a second, or there is no time for some
+ * prices, the program is not asked.
+ */
+enum { SLOTS_MAX = 300, SLOTS_MIN = 40, PRICES_USUAL = 48, PRICES_LEAST = 8, MEMORY_MAX = 1 << 26 };
+#define WORK_MAX 2e8
+#define WORK_LARGEST 2e9
+#define WORK_OF_NS 3.0
+
+enum { STACK_OF_STAGE = 2 };
+
+/* What is still to be emitted: a segment, or the backward of stage s. */
+typedef struct crn_link_frame {
+    bool is_backward;
+    int32_t s, t, m, kind;
+    int32_t maker; /* the computation that made the input of stage s; -1 = it was there */
+} crn_link_frame;
+
+/* A way to compute a segment. */
+typedef struct way {
+    float cost;
+    int32_t option; /* with which s is saved; -1 = an output is kept instead, */
+    int32_t kept;   /* that of this stage */
+    bool offloads;  /* the input, meanwhile */
+} way;
+
+/* ---- sizes ---- */
+
+static const cairn_stage *stage_of(const crn_link_program *p, int32_t l)
+{
+    return &p->chain->stages[l - 1];
+}
+
+static int32_t in_slots(const crn_link_program *p, int64_t bytes)
+{
+    int64_t count = bytes / p->slot_bytes + (bytes % p->slot_bytes > 0);
+    return (int32_t)crn_min(crn_max(0, count), (int64_t)p->slots + 1);
+}
+
+static int64_t gradient_bytes(const crn_link_program *p, int32_t l)
+{
+    return l > 0 ? stage_of(p, l)->grad_bytes : p->chain->input_grad_bytes;
+}
+
+/* While the segment's forwards run, or those of earlier ones. */
+static int64_t base_bytes(const crn_link_program *p, int32_t t)
+{
+    return crn_add_saturating(gradient_bytes(p, t), p->later_bytes[t]);
+}
+
+static int64_t input_bytes(const crn_link_program *p, int32_t s, int32_t kind)
+{
+    if (s == 1)
+        return 0;
+    const cairn_stage *before = stage_of(p, s - 1);
+    return kind == 0 ? before->output_bytes : before->options[kind - 1].saved_bytes;
+}
+
+static bool has_kind(const crn_link_program *p, int32_t s, int32_t kind)
+{
+    return kind == 0 || (s > 1 && kind <= stage_of(p, s - 1)->option_count);
+}
+
+/* Van der Corput's sequence: between 0 and 1, and neighbours are far from each other. */
+static double place_of(int32_t s)
+{
+    double place = 0, digit = 0.5;
+    for (int32_t v = s; v > 0; v /= 2) {
+        place += v % 2 ? digit : 0;
+        digit /= 2;
+    }
+    return place;
+}
+
+/* What offloading the input costs; below 0 = it stays. */
+static float price_of_input(const crn_link_program *p, int32_t s, int32_t kind)
+{
+    int64_t bytes = input_bytes(p, s, kind);
+    int64_t out_ns = cairn_transfer_ns(bytes, p->machine->to_host_bytes_per_s, p->machine->latency_ns);
+    int64_t back_ns = cairn_transfer_ns(bytes, p->machine->to_device_bytes_per_s, p->machine->latency_ns);
+    if (bytes == 0 || bytes > p->machine->host_bytes || out_ns < 0 || back_ns < 0)
+        return -1;
+    double price = p->price * (1 + p->spread * (place_of(s) - 0.5));
+    return (float)(price *
+                   (p->machine->shared_link ? (double)out_ns + (double)back_ns : (double)crn_max(out_ns, back_ns)));
+}
+
+/* To save a stage in a segment that ends with t, and to go back. */
+static int64_t bytes_to_save(const crn_link_program *p, int32_t s, int32_t t, int32_t k)
+{
+    const cairn_stage *stage = stage_of(p, s);
+    const cairn_stage_option *option = &stage->options[k];
+    int64_t forward = crn_add_saturating(base_bytes(p, t), crn_max(0, option->forward_workspace_bytes));
+    int64_t made = crn_add_saturating(gradient_bytes(p, s - 1), stage->weight_grad_bytes);
+    int64_t backward =
+        crn_add_saturating(base_bytes(p, s), crn_max(0, crn_add_saturating(made, option->backward_workspace_bytes)));
+    int64_t needed = crn_add_saturating(option->saved_bytes, crn_max(forward, backward));
+    return s == 1 ? crn_max(needed, base_bytes(p, 0)) : needed; /* what is left at the end */
+}
+
+/* The first forward of a segment keeps its input, the others drop theirs. */
+static int64_t bytes_to_forward(const crn_link_program *p, int32_t s, int32_t l, int32_t t)
+{
+    const cairn_stage *stage = stage_of(p, l);
+    int64_t before = l > s ? stage_of(p, l - 1)->output_bytes : 0, made = stage->output_bytes;
+    int64_t during = crn_add_saturating(crn_add_saturating(before, made), stage->forward_only_workspace_bytes);
+    return crn_add_saturating(base_bytes(p, t), crn_max(during, crn_max(before, made)));
+}
+
+/* ---- the table ---- */
+
+static float *row_of(const crn_link_program *p, int32_t kind, int32_t s, int32_t t)
+{
+    size_t segments = (size_t)p->chain->stage_count * ((size_t)p->chain->stage_count + 1) / 2;
+    size_t segment = (size_t)t * ((size_t)t - 1) / 2 + (size_t)s - 1;
+    return p->table + ((size_t)kind * segments + segment) * ((size_t)p->slots + 1);
+}
+
+/* row[m] = min(row[m], cost + inner[m - taken] + rest[m]) for m from `least` on; rest may be NULL. */
+static void take_way(const crn_link_program *p, float *row, int32_t least, int32_t taken, float cost,
+                     const float *inner, const float *rest)
+{
+    for (int32_t m = taken > least ? taken : least; m <= p->slots; m++) {
+        float sum = cost + inner[m - taken] + (rest ? rest[m] : 0);
+        row[m] = sum < row[m] ? sum : row[m];
+    }
+}
+
+/* The same with the input on the host meanwhile. No more than all slots are left to the inner segment. */
+static void take_both(const crn_link_program *p, float *row, int32_t least, int32_t taken, float cost,
+                      const float *inner, const float *rest, int32_t input, float price)
+{
+    take_way(p, row, least, taken, cost, inner, rest);
+    if (price < 0)
+        return;
+    for (int32_t m = taken - input > least ? taken - input : least; m <= p->slots - input; m++) {
+        float sum = cost + price + inner[m - taken + input] + (rest ? rest[m] : 0);
+        row[m] = sum < row[m] ? sum : row[m];
+    }
+}
+
+static void fill_saves(crn_link_program *p, int32_t s, int32_t t, int32_t kind, float *row)
+{
+    const cairn_stage *stage = stage_of(p, s);
+    float price = price_of_input(p, s, kind);
+    int32_t input = in_slots(p, input_bytes(p, s, kind));
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        float cost = (float)stage->options[k].forward_ns + (float)stage->options[k].backward_ns;
+        int32_t least = in_slots(p, bytes_to_save(p, s, t, k)), taken = in_slots(p, stage->options[k].saved_bytes);
+        if (s < t)
+            take_both(p, row, least, taken, cost, row_of(p, 1 + k, s + 1, t), NULL, input, price);
+        for (int32_t m = least; s == t && m <= p->slots; m++)
+            row[m] = cost < row[m] ? cost : row[m];
+    }
+}
+
+static void fill_keeps(crn_link_program *p, int32_t s, int32_t t, int32_t kind, float *row)
+{
+    float price = price_of_input(p, s, kind), cost = 0;
+    int32_t input = in_slots(p, input_bytes(p, s, kind));
+    int64_t needed = 0;
+    for (int32_t l = s; l < t && !stage_of(p, l)->no_recompute; l++) {
+        cost += (float)stage_of(p, l)->forward_only_ns;
+        needed = crn_max(needed, bytes_to_forward(p, s, l, t));
+        take_both(p, row, in_slots(p, needed), in_slots(p, stage_of(p, l)->output_bytes), cost, row_of(p, 0, l + 1, t),
+                  row_of(p, kind, s, l), input, price);
+    }
+}
+
+static void fill_segment(crn_link_program *p, int32_t s, int32_t t)
+{
+    for (int32_t kind = 0; kind < p->kinds; kind++) {
+        float *row = row_of(p, kind, s, t);
+        for (int32_t m = 0; m <= p->slots; m++)
+            row[m] = INFINITY;
+        if (!has_kind(p, s, kind))
+            continue;
+        fill_saves(p, s, t, kind, row);
+        fill_keeps(p, s, t, kind, row);
+    }
+}
+
+/* ---- the list ---- */
+
+static void try_way(const crn_link_program *p, const crn_link_frame *f, way tried, int32_t least, int32_t taken,
+                    const float *inner, const float *rest, way *best)
+{
+    float price = price_of_input(p, f->s, f->kind);
+    int32_t input = in_slots(p, input_bytes(p, f->s, f->kind)), m = f->m;
+    float cost = tried.cost;
+    if (m < least)
+        return;
+    if (m >= taken && (tried.cost = cost + inner[m - taken] + (rest ? rest[m] : 0)) < best->cost)
+        *best = tried;
+    tried.offloads = true;
+    if (price >= 0 && m >= taken - input && m <= p->slots - input &&
+        (tried.cost = cost + price + inner[m - taken + input] + (rest ? rest[m] : 0)) < best->cost)
+        *best = tried;
+}
+
+/* The best way of a segment with more than one stage. */
+static way find_way(const crn_link_program *p, const crn_link_frame *f)
+{
+    way best = {.cost = INFINITY, .option = -1};
+    const cairn_stage *stage = stage_of(p, f->s);
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        way tried = {.cost = (float)stage->options[k].forward_ns + (float)stage->options[k].backward_ns, .option = k};
+        try_way(p, f, tried, in_slots(p, bytes_to_save(p, f->s, f->t, k)), in_slots(p, stage->options[k].saved_bytes),
+                row_of(p, 1 + k, f->s + 1, f->t), NULL, &best);
+    }
+    int64_t needed = 0;
+    way tried = {.option = -1};
+    for (int32_t l = f->s; l < f->t && !stage_of(p, l)->no_recompute; l++) {
+        tried.cost += (float)stage_of(p, l)->forward_only_ns;
+        tried.kept = l;
+        needed = crn_max(needed, bytes_to_forward(p, f->s, l, f->t));
+        try_way(p, f, tried, in_slots(p, needed), in_slots(p, stage_of(p, l)->output_bytes), row_of(p, 0, l + 1, f->t),
+                row_of(p, f->kind, f->s, l), &best);
+    }
+    return best;
+}
+
+static int32_t fastest_option(const crn_link_program *p, const crn_link_frame *f)
+{
+    const cairn_stage *stage = stage_of(p, f->s);
+    int32_t best = -1;
+    for (int32_t k = 0; k < stage->option_count; k++) {
+        const cairn_stage_option *option = &stage->options[k], *other = &stage->options[best < 0 ? k : best];
+        if (f->m >= in_slots(p, bytes_to_save(p, f->s, f->t, k)) &&
+            (best < 0 || (double)option->forward_ns + (double)option->backward_ns <
+                             (double)other->forward_ns + (double)other->backward_ns))
+            best = k;
+    }
+    return best;
+}
+
+static cairn_status add(crn_link_program *p, cairn_builder *builder, cairn_op_code code, int32_t l, int32_t option,
+                        cairn_error *error)
+{
+    const cairn_op op = {.code = (uint8_t)code, .option = (uint16_t)option, .index = l};
+    bool *goes = crn_grow(&p->allocator, p->goes, &p->goes_capacity, (size_t)p->made + 1, sizeof(*goes));
+    if (!goes)
+        return crn_no_memory(error);
+    p->goes = goes;
+    p->goes[p->made++] = false;
+    return cairn_builder_add(builder, op, error);
+}
+
+/* Emits the way, but for its inner segments, which it pushes: the one that comes first last. */
+static cairn_status emit_way(crn_link_program *p, crn_link_frame f, const way *w, int32_t *depth,
+                             cairn_builder *builder, cairn_error *error)
+{
+    int32_t freed = w->offloads ? in_slots(p, input_bytes(p, f.s, f.kind)) : 0;
+    if (w->offloads)
+        p->goes[f.maker] = true;
+    if (w->option >= 0) {
+        int32_t taken = in_slots(p, stage_of(p, f.s)->options[w->option].saved_bytes);
+        CRN_TRY(add(p, builder, CAIRN_OP_FORWARD_SAVE, f.s, w->option, error));
+        p->stack[(*depth)++] = (crn_link_frame){.is_backward = true, .s = f.s};
+        p->stack[(*depth)++] = (crn_link_frame){false, f.s + 1, f.t, f.m - taken + freed, 1 + w->option, p->made - 1};
+        return CAIRN_OK;
+    }
+    for (int32_t l = f.s; l <= w->kept; l++)
+        CRN_TRY(add(p, builder, l == f.s ? CAIRN_OP_FORWARD_KEEP : CAIRN_OP_FORWARD_DROP, l, 0, error));
+    int32_t taken = in_slots(p, stage_of(p, w->kept)->output_bytes), end = f.t;
+    f.t = w->kept;
+    p->stack[(*depth)++] = f;
+    p->stack[(*depth)++] = (crn_link_frame){false, w->kept + 1, end, f.m - taken + freed, 0, p->made - 1};
+    return CAIRN_OK;
+}
+
+static cairn_status emit_frame(crn_link_program *p, crn_link_frame f, int32_t *depth, cairn_builder *builder,
+                               cairn_error *error)
+{
+    if (f.is_backward)
+        return add(p, builder, CAIRN_OP_BACKWARD, f.s, 0, error);
+    if (f.s < f.t) {
+        way w = find_way(p, &f);
+        return emit_way(p, f, &w, depth, builder, error);
+    }
+    CRN_TRY(add(p, builder, CAIRN_OP_FORWARD_SAVE, f.s, fastest_option(p, &f), error));
+    return add(p, builder, CAIRN_OP_BACKWARD, f.s, 0, error);
+}
+
+static cairn_status emit(crn_link_program *p, cairn_builder *builder, cairn_error *error)
+{
+    int32_t depth = 0;
+    p->made = 0;
+    p->stack[depth++] = (crn_link_frame){false, 1, p->chain->stage_count, p->slots, 0, -1};
+    while (depth > 0) {
+        crn_link_frame f = p->stack[--depth];
+        CRN_TRY(emit_frame(p, f, &depth, builder, error));
+    }
+    return CAIRN_OK;
+}
+
+/* ---- from beginning to end ---- */
+
+static int32_t kinds_of(const cairn_chain *chain)
+{
+    int32_t most = 1;
+    for (int32_t i = 0; i < chain->stage_count; i++)
+        most = chain->stages[i].option_count > most ? chain->stages[i].option_count : most;
+    return 1 + most;
+}
+
+static double ways_of(const cairn_chain *chain)
+{
+    double n = chain->stage_count;
+    return (n * n * n / 3 + n * n * kinds_of(chain)) * kinds_of(chain);
+}
+
+static double rows_of(const cairn_chain *chain)
+{
+    double n = chain->stage_count;
+    return n * (n + 1) / 2 * kinds_of(chain);
+}
+
+/* What there is time for, where so many prices are tried. */
+static double work_of(const crn_task *task, double prices)
+{
+    if (task->deadline_ns == CAIRN_NONE)
+        return INFINITY;
+    return (double)crn_max(0, task->deadline_ns - crn_clock_ns()) * WORK_OF_NS / prices;
+}
+
+static int32_t slots_of(const crn_task *task, const cairn_chain *chain)
+{
+    double work = fmin(WORK_MAX, work_of(task, PRICES_USUAL));
+    double most = fmin(SLOTS_MAX, MEMORY_MAX / (rows_of(chain) * sizeof(float)) - 1);
+    return (int32_t)fmax(SLOTS_MIN, fmin(most, work / ways_of(chain)));
+}
+
+static bool is_short(const cairn_chain *chain)
+{
+    return ways_of(chain) * SLOTS_MIN <= WORK_LARGEST && rows_of(chain) * (SLOTS_MIN + 1) * sizeof(float) <= MEMORY_MAX;
+}
+
+bool crn_link_program_applies(const crn_task *task)
+{
+    const cairn_chain *chain = cairn_problem_chain(task->problem);
+    return is_short(chain) && ways_of(chain) * SLOTS_MIN <= work_of(task, PRICES_LEAST);
+}
+
+int64_t crn_link_program_memory(const cairn_chain *chain)
+{
+    int64_t stage_bytes = STACK_OF_STAGE * (int64_t)sizeof(crn_link_frame) + 64;
+    double table = rows_of(chain) * (SLOTS_MAX + 1) * sizeof(float);
+    return is_short(chain) ? (int64_t)fmin(MEMORY_MAX, table) + (chain->stage_count + 2) * stage_bytes : 0;
+}
+
+cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, crn_link_program *program,
+                                  cairn_error *error)
+{
+    const cairn_chain *chain = cairn_problem_chain(task->problem);
+    size_t n = (size_t)chain->stage_count;
+    crn_link_program *p = program;
+    *p = (crn_link_program){.chain = chain,
+                            .machine = task->machine,
+                            .slots = slots_of(task, chain),
+                            .kinds = kinds_of(chain),
+                            .allocator = crn_allocator(task->env)};
+    int64_t room = budget_bytes - cairn_problem_info_of(task->problem)->fixed_bytes - chain->input_bytes;
+    p->slot_bytes = crn_max(1, room / p->slots);
+    p->slots = (int32_t)crn_min(p->slots, crn_max(0, room));
+    p->fits = room >= 0;
+    crn_arena_init(&p->arena, p->allocator);
+    p->later_bytes = crn_arena_alloc_zero(&p->arena, n + 1, sizeof(*p->later_bytes));
+    p->stack = crn_arena_alloc(&p->arena, STACK_OF_STAGE * (n + 2), sizeof(*p->stack));
+    p->table = crn_arena_alloc(&p->arena, (size_t)rows_of(chain) * ((size_t)p->slots + 1), sizeof(*p->table));
+    if (!p->later_bytes || !p->stack || !p->table)
+        return crn_no_memory(error);
+    for (int32_t l = chain->stage_count - 1; l >= 0; l--)
+        p->later_bytes[l] = crn_add_saturating(p->later_bytes[l + 1], stage_of(p, l + 1)->weight_grad_bytes);
+    return CAIRN_OK;
+}
+
+void crn_link_program_free(crn_link_program *program)
+{
+    crn_free(&program->allocator, program->goes, program->goes_capacity, sizeof(*program->goes));
+    crn_arena_clear(&program->arena);
+}
+
+cairn_status crn_link_program_solve(crn_link_program *program, const crn_task *task, double price, double spread,
+                                    cairn_builder *builder, bool *found, cairn_error *error)
+{
+    int32_t n = program->chain->stage_count;
+    *found = false;
+    if (!program->fits)
+        return CAIRN_OK;
+    program->price = price;
+    program->spread = spread;
+    for (int32_t length = 1; length <= n; length++)
+        for (int32_t s = 1; s + length - 1 <= n; s++) {
+            if (crn_should_stop(task, NULL))
+                return CAIRN_OK;
+            fill_segment(program, s, s + length - 1);
+        }
+    *found = row_of(program, 0, 1, n)[program->slots] < INFINITY;
+    return *found ? emit(program, builder, error) : CAIRN_OK;
+}

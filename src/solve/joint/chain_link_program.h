@@ -1,0 +1,60 @@
+/*
+ * The best schedule of a chain where each nanosecond on the link has a price, by dynamic programming.
+ *
+ * Segments  C(s..t, m, x) is the least cost of the forwards s..t and the backwards t..s. The input of stage s is there: x says
+ *           whether it is the output of stage s - 1 or a saved set, and of which option. m is what the budget leaves beside
+ *           that input and all that waits outside of the segment. Two ways, for s < t:
+ *               save s with option k:   uF_k[s] + C(s+1..t, m - A_k[s], k) + uB_k[s]
+ *               keep the output of r-1: forwards s..r-1 + C(r..t, m - a[r-1], output) + C(s..r-1, m, x)
+ *           Meanwhile the input of s waits. On the host it leaves its bytes to the inner segment, for the price of its transfers.
+ * Price     A transfer counts as its time on the link times the price. Its own time is not looked at, nor that the link is
+ *           busy: the list is made to fit afterwards, as all lists are, and more than one price is tried.
+ * Exact     Among persistent schedules, with memory in slots and sizes rounded up.
+ * Cost      O(n^3 S) for S slots, times one and the most options that a stage has; memory O(n^2 S), times the same.
+ * Source    Recomputation: Herrmann et al. 2019. With transfers: after Beaumont, Eyraud-Dubois, Shilova 2021, where what
+ *           leaves is chosen by the time of its transfers.
+ */
+#ifndef CRN_CHAIN_LINK_PROGRAM_H
+#define CRN_CHAIN_LINK_PROGRAM_H
+
+#include "solve/solver.h"
+
+typedef struct crn_link_program {
+    const cairn_chain *chain;
+    const cairn_machine *machine;
+    crn_arena arena;
+    bool fits; /* what is always there does */
+    int64_t slot_bytes;
+    int32_t slots, kinds; /* of an input: 0 = an output, 1 + k = a saved set of option k */
+    double price, spread;
+    float *table;                 /* by kind, segment and slot */
+    int64_t *later_bytes;         /* of a stage: weight gradients of those after it */
+    struct crn_link_frame *stack; /* scratch: what is still to be emitted */
+    cairn_allocator allocator;
+    bool *goes; /* of a computation of the list: what it makes is offloaded */
+    size_t goes_capacity;
+    int32_t made; /* computations */
+} crn_link_program;
+
+/** Whether the task's chain is short enough for it, and there is time for a few prices. */
+bool crn_link_program_applies(const crn_task *task);
+/** An upper estimate of its memory. */
+int64_t crn_link_program_memory(const cairn_chain *chain);
+
+/**
+ * For a task whose problem is a chain that it applies to, and a budget. Errors: NO_MEMORY. Free with
+ * crn_link_program_free, also after one.
+ */
+cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, crn_link_program *program,
+                                  cairn_error *error);
+void crn_link_program_free(crn_link_program *program);
+
+/**
+ * The best list at a price for each nanosecond on the link, which lies between 1 - spread / 2 and 1 + spread / 2 times that, by
+ * the stage. Operations are added to the builder, and program->goes says what is offloaded. *found: false where no list fits,
+ * or the task stops. Errors: NO_MEMORY.
+ */
+cairn_status crn_link_program_solve(crn_link_program *program, const crn_task *task, double price, double spread,
+                                    cairn_builder *builder, bool *found, cairn_error *error);
+
+#endif

@@ -184,7 +184,10 @@ static void on_chains_of_equal_stages(void **state)
     check(chain(1000, (test_chain_shape){.homogeneous = true}));
 }
 
-/* What covers the others will end in time, where its tables are small; then nobody who takes all of the time comes first. */
+/*
+ * What covers the others will end in time, where its tables are small; then nobody who takes all of the time comes first. It ends
+ * after some 90 ms.
+ */
 static void near_the_least_of_equal_stages(void **state)
 {
     cairn_problem *problem = chain(200, (test_chain_shape){.homogeneous = true});

@@ -40,11 +40,11 @@ typedef struct fixture {
             fail_msg("seed %llu: %s", (unsigned long long)(f)->seed, #condition); \
     } while (0)
 
-static void solve(fixture *f, double price, double spread)
+static void solve(fixture *f, crn_link_terms terms)
 {
     assert_int_equal(crn_link_program_new(&f->task, f->budget_bytes, &f->program, NULL), CAIRN_OK);
     assert_int_equal(cairn_builder_new(&plain, f->task.problem, &f->list, NULL), CAIRN_OK);
-    assert_int_equal(crn_link_program_solve(&f->program, &f->task, price, spread, f->list, &f->found, NULL), CAIRN_OK);
+    assert_int_equal(crn_link_program_solve(&f->program, &f->task, terms, f->list, &f->found, NULL), CAIRN_OK);
     check(f, f->found == (cairn_builder_count(f->list) > 0));
 }
 
@@ -71,6 +71,20 @@ static cairn_problem *simple_chain(uint64_t seed)
 static cairn_problem *any_chain(uint64_t seed)
 {
     return test_random_chain_with_link(seed, STAGES);
+}
+
+/* Sizes that take several slots of several bytes. */
+static cairn_problem *large_chain(uint64_t seed)
+{
+    test_random random = test_random_seeded(seed);
+    const test_chain_shape shape = {.stages_max = STAGES,
+                                    .bytes_max = 5000,
+                                    .options_max = 3,
+                                    .homogeneous = seed % 4 == 0,
+                                    .signed_workspaces = true,
+                                    .weight_grads = true,
+                                    .machine = true};
+    return test_random_chain(&random, &shape);
 }
 
 /* Questions about a chain, at budgets from below the least to storing everything; how many have an answer. */
@@ -108,7 +122,7 @@ static void compare_with_chain_exact(fixture *f)
     cairn_replay replay;
     cairn_options *options = test_options("chain-exact", f->budget_bytes, "");
     cairn_info exact = test_solve(f->task.problem, options, NULL);
-    solve(f, TOO_DEAR, 0);
+    solve(f, (crn_link_terms){.price = TOO_DEAR, .rounds_up = f->seed % 2 == 0});
     check(f, f->found || exact.makespan_ns < 0);
     if (!f->found)
         return;
@@ -147,7 +161,7 @@ static void check_levels(const fixture *f, const crn_transfer *transfer)
 static void fits_with_what_it_offloads(fixture *f)
 {
     crn_transfer *transfer;
-    solve(f, (double)(f->seed % 5) / 4, (double)(f->seed % 3) / 2);
+    solve(f, (crn_link_terms){(double)(f->seed % 5) / 4, (double)(f->seed % 3) / 2, true});
     if (!f->found)
         return;
     check(f, f->program.made <= cairn_builder_count(f->list));
@@ -164,7 +178,7 @@ static void lists_fit_with_what_they_offload(void **state)
     int found = 0;
     (void)state;
     for (uint64_t seed = 0; seed < TEST_ROUNDS(600); seed++)
-        found += for_each_budget(seed, any_chain(seed), fits_with_what_it_offloads);
+        found += for_each_budget(seed, seed % 2 ? any_chain(seed) : large_chain(seed), fits_with_what_it_offloads);
     assert_true(found > 0);
 }
 

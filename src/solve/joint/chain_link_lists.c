@@ -7,7 +7,7 @@
 
 /*
  * The first price, how much lower the next one is, and how many are tried; so many in a row that are worse end it. Then
- * prices on both sides of the best one, ever nearer to it, the same for all stages and spread.
+ * prices on both sides of the best one, ever nearer to it: each once for all stages, and once spread by the stage.
  */
 #define PRICE_FIRST 2.0
 #define PRICE_STEP 0.5
@@ -22,7 +22,8 @@ typedef struct pricing {
     crn_joint_search *search;
     crn_task task;
     crn_link_program program;
-    double best_price;
+    crn_link_terms best;
+    bool fits_none; /* whatever the price is */
     int64_t best_ns;
 } pricing;
 
@@ -31,42 +32,44 @@ static bool is_over(const pricing *p)
     return crn_joint_is_done(p->search) || crn_should_stop(&p->task, NULL);
 }
 
-static cairn_status give(pricing *p, double price, double spread, cairn_builder *list, int64_t *makespan_ns,
+static cairn_status give(pricing *p, crn_link_terms terms, cairn_builder *list, int64_t *makespan_ns,
                          cairn_error *error)
 {
     bool found;
-    CRN_TRY(crn_link_program_solve(&p->program, &p->task, price, spread, list, &found, error));
+    CRN_TRY(crn_link_program_solve(&p->program, &p->task, terms, list, &found, error));
+    p->fits_none = !found;
     if (!found)
         return CAIRN_OK;
     CRN_TRY(crn_joint_try_list(p->search, list, p->program.goes, true, makespan_ns, error));
     if (*makespan_ns < p->best_ns) {
         p->best_ns = *makespan_ns;
-        p->best_price = price;
+        p->best = terms;
     }
     return CAIRN_OK;
 }
 
 /* *makespan_ns: INT64_MAX where no list fits. */
-static cairn_status try_price(pricing *p, double price, double spread, int64_t *makespan_ns, cairn_error *error)
+static cairn_status try_terms(pricing *p, crn_link_terms terms, int64_t *makespan_ns, cairn_error *error)
 {
     cairn_builder *list;
     *makespan_ns = INT64_MAX;
     if (is_over(p))
         return CAIRN_OK;
     CRN_TRY(cairn_builder_new(p->task.env, p->task.problem, &list, error));
-    cairn_status status = give(p, price, spread, list, makespan_ns, error);
+    cairn_status status = give(p, terms, list, makespan_ns, error);
     cairn_builder_free(list);
     return status;
 }
 
-static cairn_status try_falling(pricing *p, cairn_error *error)
+static cairn_status try_falling(pricing *p, bool rounds_up, cairn_error *error)
 {
-    double price = PRICE_FIRST;
-    for (int i = 0, worse = 0; i < PRICES && worse < WORSE_MAX; i++) {
+    crn_link_terms terms = {PRICE_FIRST, 0, rounds_up};
+    p->fits_none = false;
+    for (int i = 0, worse = 0; i < PRICES && worse < WORSE_MAX && !p->fits_none; i++) {
         int64_t before_ns = p->best_ns, makespan_ns;
-        CRN_TRY(try_price(p, price, 0, &makespan_ns, error));
+        CRN_TRY(try_terms(p, terms, &makespan_ns, error));
         worse = makespan_ns <= before_ns && makespan_ns < INT64_MAX ? 0 : worse + 1;
-        price *= PRICE_STEP;
+        terms.price *= PRICE_STEP;
     }
     return CAIRN_OK;
 }
@@ -75,16 +78,18 @@ static cairn_status try_falling(pricing *p, cairn_error *error)
 static cairn_status try_near(pricing *p, double price, cairn_error *error)
 {
     int64_t makespan_ns;
-    CRN_TRY(try_price(p, price, 0, &makespan_ns, error));
-    return try_price(p, price, SPREAD, &makespan_ns, error);
+    CRN_TRY(try_terms(p, (crn_link_terms){price, 0, p->best.rounds_up}, &makespan_ns, error));
+    return try_terms(p, (crn_link_terms){price, SPREAD, p->best.rounds_up}, &makespan_ns, error);
 }
 
 static cairn_status try_all(pricing *p, cairn_error *error)
 {
     double step = PRICE_NEAR;
-    CRN_TRY(try_falling(p, error));
+    CRN_TRY(try_falling(p, false, error));
+    if (p->best_ns > p->search->best_ns) /* lists that need a little more than the budget are far from what fits */
+        CRN_TRY(try_falling(p, true, error));
     for (int i = 0; i < NEARER && p->best_ns < INT64_MAX; i++) {
-        double middle = p->best_price;
+        double middle = p->best.price;
         CRN_TRY(try_near(p, middle * step, error));
         CRN_TRY(try_near(p, middle / step, error));
         step = sqrt(step);
@@ -97,15 +102,13 @@ cairn_status crn_chain_link_lists(crn_joint_search *search, cairn_error *error)
     pricing p = {.search = search, .task = crn_task_part(search->task, TIME_PARTS), .best_ns = INT64_MAX};
     if (!crn_link_program_applies(&p.task) || search->budget_bytes == INT64_MAX)
         return CAIRN_OK;
-    cairn_status status = crn_link_program_new(&p.task, search->budget_bytes, &p.program, error);
-    if (status == CAIRN_OK)
-        status = try_all(&p, error);
-    crn_link_program_free(&p.program);
+    cairn_status status = CAIRN_NO_MEMORY;
+    if (crn_link_program_memory(&p.task) <= crn_memory_limit(p.task.settings)) {
+        status = crn_link_program_new(&p.task, search->budget_bytes, &p.program, error);
+        if (status == CAIRN_OK)
+            status = try_all(&p, error);
+        crn_link_program_free(&p.program);
+    }
     search->cut_short = search->cut_short || status == CAIRN_NO_MEMORY;
     return status == CAIRN_NO_MEMORY ? CAIRN_OK : status;
-}
-
-int64_t crn_chain_link_lists_memory(const cairn_chain *chain)
-{
-    return crn_link_program_memory(chain);
 }

@@ -10,9 +10,7 @@
 
 #include "solve/joint/joint_search.h"
 
-/** Gives them to the search. Without memory for them there are none, and the search is cut short. Polls. Errors: its own. */
+/** Gives them to the search. Where memory is too small for it, the search is cut short. Polls. Errors: the search's. */
 cairn_status crn_chain_link_lists(crn_joint_search *search, cairn_error *error);
-/** An upper estimate of its memory. */
-int64_t crn_chain_link_lists_memory(const cairn_chain *chain);
 
 #endif

@@ -1,18 +1,16 @@
 #include "solve/joint/chain_link_program.h"
 
+#include <assert.h>
 #include <math.h>
 
 /*
- * Ways times slots that one price may look at: a tenth of a second, and what the time that is left allows for all prices. There
- * are fewer slots where there are more ways. Where the least number of slots takes a second, or there is no time for some
- * prices, the program is not asked.
+ * Ways times slots that one price may look at: some hundredths of a second, and what the time that is left allows for all prices.
+ * There are fewer slots where there are more ways. Where the least number of slots takes too long, the program is not asked.
  */
-enum { SLOTS_MAX = 300, SLOTS_MIN = 40, PRICES_USUAL = 48, PRICES_LEAST = 8, MEMORY_MAX = 1 << 26 };
+enum { SLOTS_MAX = 300, SLOTS_MIN = 40, PRICES_USUAL = 32, PRICES_LEAST = 8, MEMORY_MAX = 1 << 26 };
 #define WORK_MAX 2e8
-#define WORK_LARGEST 2e9
+#define WORK_LARGEST 5e8
 #define WORK_OF_NS 3.0
-
-enum { STACK_OF_STAGE = 2 };
 
 /* What is still to be emitted: a segment, or the backward of stage s. */
 typedef struct crn_link_frame {
@@ -36,10 +34,21 @@ static const cairn_stage *stage_of(const crn_link_program *p, int32_t l)
     return &p->chain->stages[l - 1];
 }
 
-static int32_t in_slots(const crn_link_program *p, int64_t bytes)
+static int32_t capped(const crn_link_program *p, int64_t slots)
 {
-    int64_t count = bytes / p->slot_bytes + (bytes % p->slot_bytes > 0);
-    return (int32_t)crn_min(crn_max(0, count), (int64_t)p->slots + 1);
+    return (int32_t)crn_min(crn_max(0, slots), (int64_t)p->slots + 1);
+}
+
+/* What an operation needs, rounded up. */
+static int32_t slots_needed(const crn_link_program *p, int64_t bytes)
+{
+    return capped(p, bytes / p->slot_bytes + (bytes % p->slot_bytes > 0));
+}
+
+/* What the input of stage s takes. */
+static int32_t slots_taken(const crn_link_program *p, int32_t s, int32_t kind)
+{
+    return p->taken[(size_t)kind * (size_t)(p->chain->stage_count + 1) + (size_t)s - 1];
 }
 
 static int64_t gradient_bytes(const crn_link_program *p, int32_t l)
@@ -66,6 +75,26 @@ static bool has_kind(const crn_link_program *p, int32_t s, int32_t kind)
     return kind == 0 || (s > 1 && kind <= stage_of(p, s - 1)->option_count);
 }
 
+/*
+ * Of every output, and of every saved set of an option. Rounded up; or so that those of neighbouring stages together are right:
+ * what some have too much others have too little.
+ */
+static void round_sizes(crn_link_program *p)
+{
+    int32_t n = p->chain->stage_count;
+    for (int32_t kind = 0; kind < p->kinds; kind++) {
+        int32_t *taken = p->taken + (size_t)kind * (size_t)(n + 1);
+        int64_t rest = p->terms.rounds_up ? 0 : p->slot_bytes / 2; /* of the stages before, beyond what they take */
+        taken[0] = 0;
+        for (int32_t l = 1; l <= n; l++) {
+            int64_t bytes = has_kind(p, l + 1, kind) ? input_bytes(p, l + 1, kind) : 0;
+            int64_t sum = crn_add_saturating(bytes, p->terms.rounds_up ? p->slot_bytes - 1 : rest);
+            taken[l] = capped(p, sum / p->slot_bytes);
+            rest = sum % p->slot_bytes;
+        }
+    }
+}
+
 /* Van der Corput's sequence: between 0 and 1, and neighbours are far from each other. */
 static double place_of(int32_t s)
 {
@@ -85,7 +114,7 @@ static float price_of_input(const crn_link_program *p, int32_t s, int32_t kind)
     int64_t back_ns = cairn_transfer_ns(bytes, p->machine->to_device_bytes_per_s, p->machine->latency_ns);
     if (bytes == 0 || bytes > p->machine->host_bytes || out_ns < 0 || back_ns < 0)
         return -1;
-    double price = p->price * (1 + p->spread * (place_of(s) - 0.5));
+    double price = p->terms.price * (1 + p->terms.spread * (place_of(s) - 0.5));
     return (float)(price *
                    (p->machine->shared_link ? (double)out_ns + (double)back_ns : (double)crn_max(out_ns, back_ns)));
 }
@@ -121,24 +150,24 @@ static float *row_of(const crn_link_program *p, int32_t kind, int32_t s, int32_t
     return p->table + ((size_t)kind * segments + segment) * ((size_t)p->slots + 1);
 }
 
-/* row[m] = min(row[m], cost + inner[m - taken] + rest[m]) for m from `least` on; rest may be NULL. */
+/* row[m] = min(row[m], cost + inner[m - taken] + rest[m]) from `least` on, which is at least `taken`; rest may be NULL. */
 static void take_way(const crn_link_program *p, float *row, int32_t least, int32_t taken, float cost,
                      const float *inner, const float *rest)
 {
-    for (int32_t m = taken > least ? taken : least; m <= p->slots; m++) {
+    for (int32_t m = least; m <= p->slots; m++) {
         float sum = cost + inner[m - taken] + (rest ? rest[m] : 0);
         row[m] = sum < row[m] ? sum : row[m];
     }
 }
 
-/* The same with the input on the host meanwhile. No more than all slots are left to the inner segment. */
+/* The same, and with the input on the host meanwhile. Without it, m is at most all slots less the input. */
 static void take_both(const crn_link_program *p, float *row, int32_t least, int32_t taken, float cost,
                       const float *inner, const float *rest, int32_t input, float price)
 {
     take_way(p, row, least, taken, cost, inner, rest);
     if (price < 0)
         return;
-    for (int32_t m = taken - input > least ? taken - input : least; m <= p->slots - input; m++) {
+    for (int32_t m = least; m <= p->slots - input; m++) {
         float sum = cost + price + inner[m - taken + input] + (rest ? rest[m] : 0);
         row[m] = sum < row[m] ? sum : row[m];
     }
@@ -148,10 +177,10 @@ static void fill_saves(crn_link_program *p, int32_t s, int32_t t, int32_t kind, 
 {
     const cairn_stage *stage = stage_of(p, s);
     float price = price_of_input(p, s, kind);
-    int32_t input = in_slots(p, input_bytes(p, s, kind));
+    int32_t input = slots_taken(p, s, kind);
     for (int32_t k = 0; k < stage->option_count; k++) {
         float cost = (float)stage->options[k].forward_ns + (float)stage->options[k].backward_ns;
-        int32_t least = in_slots(p, bytes_to_save(p, s, t, k)), taken = in_slots(p, stage->options[k].saved_bytes);
+        int32_t least = slots_needed(p, bytes_to_save(p, s, t, k)), taken = slots_taken(p, s + 1, 1 + k);
         if (s < t)
             take_both(p, row, least, taken, cost, row_of(p, 1 + k, s + 1, t), NULL, input, price);
         for (int32_t m = least; s == t && m <= p->slots; m++)
@@ -162,12 +191,12 @@ static void fill_saves(crn_link_program *p, int32_t s, int32_t t, int32_t kind, 
 static void fill_keeps(crn_link_program *p, int32_t s, int32_t t, int32_t kind, float *row)
 {
     float price = price_of_input(p, s, kind), cost = 0;
-    int32_t input = in_slots(p, input_bytes(p, s, kind));
+    int32_t input = slots_taken(p, s, kind);
     int64_t needed = 0;
     for (int32_t l = s; l < t && !stage_of(p, l)->no_recompute; l++) {
         cost += (float)stage_of(p, l)->forward_only_ns;
         needed = crn_max(needed, bytes_to_forward(p, s, l, t));
-        take_both(p, row, in_slots(p, needed), in_slots(p, stage_of(p, l)->output_bytes), cost, row_of(p, 0, l + 1, t),
+        take_both(p, row, slots_needed(p, needed), slots_taken(p, l + 1, 0), cost, row_of(p, 0, l + 1, t),
                   row_of(p, kind, s, l), input, price);
     }
 }
@@ -191,14 +220,14 @@ static void try_way(const crn_link_program *p, const crn_link_frame *f, way trie
                     const float *inner, const float *rest, way *best)
 {
     float price = price_of_input(p, f->s, f->kind);
-    int32_t input = in_slots(p, input_bytes(p, f->s, f->kind)), m = f->m;
+    int32_t input = slots_taken(p, f->s, f->kind), m = f->m;
     float cost = tried.cost;
     if (m < least)
         return;
-    if (m >= taken && (tried.cost = cost + inner[m - taken] + (rest ? rest[m] : 0)) < best->cost)
+    if ((tried.cost = cost + inner[m - taken] + (rest ? rest[m] : 0)) < best->cost)
         *best = tried;
     tried.offloads = true;
-    if (price >= 0 && m >= taken - input && m <= p->slots - input &&
+    if (price >= 0 && m <= p->slots - input &&
         (tried.cost = cost + price + inner[m - taken + input] + (rest ? rest[m] : 0)) < best->cost)
         *best = tried;
 }
@@ -210,7 +239,7 @@ static way find_way(const crn_link_program *p, const crn_link_frame *f)
     const cairn_stage *stage = stage_of(p, f->s);
     for (int32_t k = 0; k < stage->option_count; k++) {
         way tried = {.cost = (float)stage->options[k].forward_ns + (float)stage->options[k].backward_ns, .option = k};
-        try_way(p, f, tried, in_slots(p, bytes_to_save(p, f->s, f->t, k)), in_slots(p, stage->options[k].saved_bytes),
+        try_way(p, f, tried, slots_needed(p, bytes_to_save(p, f->s, f->t, k)), slots_taken(p, f->s + 1, 1 + k),
                 row_of(p, 1 + k, f->s + 1, f->t), NULL, &best);
     }
     int64_t needed = 0;
@@ -219,9 +248,10 @@ static way find_way(const crn_link_program *p, const crn_link_frame *f)
         tried.cost += (float)stage_of(p, l)->forward_only_ns;
         tried.kept = l;
         needed = crn_max(needed, bytes_to_forward(p, f->s, l, f->t));
-        try_way(p, f, tried, in_slots(p, needed), in_slots(p, stage_of(p, l)->output_bytes), row_of(p, 0, l + 1, f->t),
+        try_way(p, f, tried, slots_needed(p, needed), slots_taken(p, l + 1, 0), row_of(p, 0, l + 1, f->t),
                 row_of(p, f->kind, f->s, l), &best);
     }
+    assert(best.cost < INFINITY);
     return best;
 }
 
@@ -231,7 +261,7 @@ static int32_t fastest_option(const crn_link_program *p, const crn_link_frame *f
     int32_t best = -1;
     for (int32_t k = 0; k < stage->option_count; k++) {
         const cairn_stage_option *option = &stage->options[k], *other = &stage->options[best < 0 ? k : best];
-        if (f->m >= in_slots(p, bytes_to_save(p, f->s, f->t, k)) &&
+        if (f->m >= slots_needed(p, bytes_to_save(p, f->s, f->t, k)) &&
             (best < 0 || (double)option->forward_ns + (double)option->backward_ns <
                              (double)other->forward_ns + (double)other->backward_ns))
             best = k;
@@ -243,10 +273,12 @@ static cairn_status add(crn_link_program *p, cairn_builder *builder, cairn_op_co
                         cairn_error *error)
 {
     const cairn_op op = {.code = (uint8_t)code, .option = (uint16_t)option, .index = l};
-    bool *goes = crn_grow(&p->allocator, p->goes, &p->goes_capacity, (size_t)p->made + 1, sizeof(*goes));
-    if (!goes)
-        return crn_no_memory(error);
-    p->goes = goes;
+    if ((size_t)p->made == p->goes_capacity) {
+        bool *goes = crn_grow(&p->allocator, p->goes, &p->goes_capacity, (size_t)p->made + 1, sizeof(*goes));
+        if (!goes)
+            return crn_no_memory(error);
+        p->goes = goes;
+    }
     p->goes[p->made++] = false;
     return cairn_builder_add(builder, op, error);
 }
@@ -255,11 +287,11 @@ static cairn_status add(crn_link_program *p, cairn_builder *builder, cairn_op_co
 static cairn_status emit_way(crn_link_program *p, crn_link_frame f, const way *w, int32_t *depth,
                              cairn_builder *builder, cairn_error *error)
 {
-    int32_t freed = w->offloads ? in_slots(p, input_bytes(p, f.s, f.kind)) : 0;
+    int32_t freed = w->offloads ? slots_taken(p, f.s, f.kind) : 0;
     if (w->offloads)
         p->goes[f.maker] = true;
     if (w->option >= 0) {
-        int32_t taken = in_slots(p, stage_of(p, f.s)->options[w->option].saved_bytes);
+        int32_t taken = slots_taken(p, f.s + 1, 1 + w->option);
         CRN_TRY(add(p, builder, CAIRN_OP_FORWARD_SAVE, f.s, w->option, error));
         p->stack[(*depth)++] = (crn_link_frame){.is_backward = true, .s = f.s};
         p->stack[(*depth)++] = (crn_link_frame){false, f.s + 1, f.t, f.m - taken + freed, 1 + w->option, p->made - 1};
@@ -267,7 +299,7 @@ static cairn_status emit_way(crn_link_program *p, crn_link_frame f, const way *w
     }
     for (int32_t l = f.s; l <= w->kept; l++)
         CRN_TRY(add(p, builder, l == f.s ? CAIRN_OP_FORWARD_KEEP : CAIRN_OP_FORWARD_DROP, l, 0, error));
-    int32_t taken = in_slots(p, stage_of(p, w->kept)->output_bytes), end = f.t;
+    int32_t taken = slots_taken(p, w->kept + 1, 0), end = f.t;
     f.t = w->kept;
     p->stack[(*depth)++] = f;
     p->stack[(*depth)++] = (crn_link_frame){false, w->kept + 1, end, f.m - taken + freed, 0, p->made - 1};
@@ -291,7 +323,7 @@ static cairn_status emit(crn_link_program *p, cairn_builder *builder, cairn_erro
 {
     int32_t depth = 0;
     p->made = 0;
-    p->stack[depth++] = (crn_link_frame){false, 1, p->chain->stage_count, p->slots, 0, -1};
+    p->stack[depth++] = (crn_link_frame){false, 1, p->chain->stage_count, p->room, 0, -1};
     while (depth > 0) {
         crn_link_frame f = p->stack[--depth];
         CRN_TRY(emit_frame(p, f, &depth, builder, error));
@@ -336,22 +368,19 @@ static int32_t slots_of(const crn_task *task, const cairn_chain *chain)
     return (int32_t)fmax(SLOTS_MIN, fmin(most, work / ways_of(chain)));
 }
 
-static bool is_short(const cairn_chain *chain)
-{
-    return ways_of(chain) * SLOTS_MIN <= WORK_LARGEST && rows_of(chain) * (SLOTS_MIN + 1) * sizeof(float) <= MEMORY_MAX;
-}
-
 bool crn_link_program_applies(const crn_task *task)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
-    return is_short(chain) && ways_of(chain) * SLOTS_MIN <= work_of(task, PRICES_LEAST);
+    return ways_of(chain) * SLOTS_MIN <= fmin(WORK_LARGEST, work_of(task, PRICES_LEAST)) &&
+           rows_of(chain) * (SLOTS_MIN + 1) * sizeof(float) <= MEMORY_MAX;
 }
 
-int64_t crn_link_program_memory(const cairn_chain *chain)
+int64_t crn_link_program_memory(const crn_task *task)
 {
-    int64_t stage_bytes = STACK_OF_STAGE * (int64_t)sizeof(crn_link_frame) + 64;
-    double table = rows_of(chain) * (SLOTS_MAX + 1) * sizeof(float);
-    return is_short(chain) ? (int64_t)fmin(MEMORY_MAX, table) + (chain->stage_count + 2) * stage_bytes : 0;
+    const cairn_chain *chain = cairn_problem_chain(task->problem);
+    int64_t stage_bytes = (int64_t)sizeof(crn_link_frame) + kinds_of(chain) * (int64_t)sizeof(int32_t) + 16;
+    return (int64_t)(rows_of(chain) * (slots_of(task, chain) + 1) * sizeof(float)) +
+           (chain->stage_count + 2) * stage_bytes + 8192;
 }
 
 cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, crn_link_program *program,
@@ -365,15 +394,16 @@ cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, cr
                             .slots = slots_of(task, chain),
                             .kinds = kinds_of(chain),
                             .allocator = crn_allocator(task->env)};
-    int64_t room = budget_bytes - cairn_problem_info_of(task->problem)->fixed_bytes - chain->input_bytes;
-    p->slot_bytes = crn_max(1, room / p->slots);
-    p->slots = (int32_t)crn_min(p->slots, crn_max(0, room));
-    p->fits = room >= 0;
+    p->room_bytes = budget_bytes - cairn_problem_info_of(task->problem)->fixed_bytes - chain->input_bytes;
+    p->fits = p->room_bytes >= 0;
+    p->slot_bytes = crn_max(1, p->room_bytes / p->slots + (p->room_bytes % p->slots > 0));
+    p->slots = slots_needed(p, p->room_bytes) < p->slots ? slots_needed(p, p->room_bytes) : p->slots;
     crn_arena_init(&p->arena, p->allocator);
     p->later_bytes = crn_arena_alloc_zero(&p->arena, n + 1, sizeof(*p->later_bytes));
-    p->stack = crn_arena_alloc(&p->arena, STACK_OF_STAGE * (n + 2), sizeof(*p->stack));
+    p->stack = crn_arena_alloc(&p->arena, n + 2, sizeof(*p->stack));
+    p->taken = crn_arena_alloc(&p->arena, (size_t)p->kinds * (n + 1), sizeof(*p->taken));
     p->table = crn_arena_alloc(&p->arena, (size_t)rows_of(chain) * ((size_t)p->slots + 1), sizeof(*p->table));
-    if (!p->later_bytes || !p->stack || !p->table)
+    if (!p->later_bytes || !p->stack || !p->taken || !p->table)
         return crn_no_memory(error);
     for (int32_t l = chain->stage_count - 1; l >= 0; l--)
         p->later_bytes[l] = crn_add_saturating(p->later_bytes[l + 1], stage_of(p, l + 1)->weight_grad_bytes);
@@ -386,21 +416,22 @@ void crn_link_program_free(crn_link_program *program)
     crn_arena_clear(&program->arena);
 }
 
-cairn_status crn_link_program_solve(crn_link_program *program, const crn_task *task, double price, double spread,
+cairn_status crn_link_program_solve(crn_link_program *program, const crn_task *task, crn_link_terms terms,
                                     cairn_builder *builder, bool *found, cairn_error *error)
 {
     int32_t n = program->chain->stage_count;
     *found = false;
     if (!program->fits)
         return CAIRN_OK;
-    program->price = price;
-    program->spread = spread;
+    program->terms = terms;
+    program->room = terms.rounds_up ? (int32_t)(program->room_bytes / program->slot_bytes) : program->slots;
+    round_sizes(program);
     for (int32_t length = 1; length <= n; length++)
         for (int32_t s = 1; s + length - 1 <= n; s++) {
             if (crn_should_stop(task, NULL))
                 return CAIRN_OK;
             fill_segment(program, s, s + length - 1);
         }
-    *found = row_of(program, 0, 1, n)[program->slots] < INFINITY;
+    *found = row_of(program, 0, 1, n)[program->room] < INFINITY;
     return *found ? emit(program, builder, error) : CAIRN_OK;
 }

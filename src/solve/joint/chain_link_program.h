@@ -7,31 +7,44 @@
  *               save s with option k:   uF_k[s] + C(s+1..t, m - A_k[s], k) + uB_k[s]
  *               keep the output of r-1: forwards s..r-1 + C(r..t, m - a[r-1], output) + C(s..r-1, m, x)
  *           Meanwhile the input of s waits. On the host it leaves its bytes to the inner segment, for the price of its transfers.
- * Price     A transfer counts as its time on the link times the price. Its own time is not looked at, nor that the link is
- *           busy: the list is made to fit afterwards, as all lists are, and more than one price is tried.
- * Exact     Among persistent schedules, with memory in slots and sizes rounded up.
- * Cost      O(n^3 S) for S slots, times one and the most options that a stage has; memory O(n^2 S), times the same.
- * Source    Recomputation: Herrmann et al. 2019. With transfers: after Beaumont, Eyraud-Dubois, Shilova 2021, where what
- *           leaves is chosen by the time of its transfers.
+ * Price     Transfers of a wait count as their time on the link times the price: of both on a shared link, else of the longer
+ *           one. Their own time is not looked at, nor that the link is busy, nor what the host has room for in all. The list is
+ *           made to fit afterwards, as all lists are, and more than one price is tried.
+ * Near      the best among persistent schedules: memory is counted in slots, costs are floats, and the forwards of a segment
+ *           run beside its input even where that is offloaded.
+ * Cost      O(n^3 S) for S slots, times 1 + K for the most options K of a stage; memory O(n^2 S), times the same.
+ * Source    Recomputation: Herrmann et al. 2019. With transfers: after Beaumont, Eyraud-Dubois, Shilova 2021, whose program
+ *           counts the time of transfers in place of a price.
  */
 #ifndef CRN_CHAIN_LINK_PROGRAM_H
 #define CRN_CHAIN_LINK_PROGRAM_H
 
 #include "solve/solver.h"
 
+/** What a list is the best for. */
+typedef struct crn_link_terms {
+    double price;  /* of a nanosecond on the link, in nanoseconds */
+    double spread; /* by the stage, the price lies between 1 - spread / 2 and 1 + spread / 2 times that */
+    bool
+        rounds_up; /* sizes of values, to whole slots: no list needs more than the budget. Else to the nearest number */
+} crn_link_terms;
+
 typedef struct crn_link_program {
     const cairn_chain *chain;
     const cairn_machine *machine;
     crn_arena arena;
-    bool fits; /* what is always there does */
+    bool fits;          /* the budget holds what is always there, */
+    int64_t room_bytes; /* and beside that so much, */
+    int32_t room;       /* in slots */
     int64_t slot_bytes;
     int32_t slots, kinds; /* of an input: 0 = an output, 1 + k = a saved set of option k */
-    double price, spread;
+    crn_link_terms terms;
+    int32_t *taken;               /* slots: by kind, of what stages 0 to n make */
     float *table;                 /* by kind, segment and slot */
     int64_t *later_bytes;         /* of a stage: weight gradients of those after it */
     struct crn_link_frame *stack; /* scratch: what is still to be emitted */
     cairn_allocator allocator;
-    bool *goes; /* of a computation of the list: what it makes is offloaded */
+    bool *goes; /* of a computation of the list: what it makes is offloaded, in one of its waits at least */
     size_t goes_capacity;
     int32_t made; /* computations */
 } crn_link_program;
@@ -39,7 +52,7 @@ typedef struct crn_link_program {
 /** Whether the task's chain is short enough for it, and there is time for a few prices. */
 bool crn_link_program_applies(const crn_task *task);
 /** An upper estimate of its memory. */
-int64_t crn_link_program_memory(const cairn_chain *chain);
+int64_t crn_link_program_memory(const crn_task *task);
 
 /**
  * For a task whose problem is a chain that it applies to, and a budget. Errors: NO_MEMORY. Free with
@@ -50,11 +63,10 @@ cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, cr
 void crn_link_program_free(crn_link_program *program);
 
 /**
- * The best list at a price for each nanosecond on the link, which lies between 1 - spread / 2 and 1 + spread / 2 times that, by
- * the stage. Operations are added to the builder, and program->goes says what is offloaded. *found: false where no list fits,
- * or the task stops. Errors: NO_MEMORY.
+ * The best list: its operations are added to the builder, and program->goes says what is offloaded. *found: false where no list
+ * fits, or the task stops. Errors: NO_MEMORY.
  */
-cairn_status crn_link_program_solve(crn_link_program *program, const crn_task *task, double price, double spread,
+cairn_status crn_link_program_solve(crn_link_program *program, const crn_task *task, crn_link_terms terms,
                                     cairn_builder *builder, bool *found, cairn_error *error);
 
 #endif

@@ -3,9 +3,10 @@
  *
  * Problem   A chain with options and its link to host memory. Least time within the device's budget and the host's.
  * Lists     What is computed, and when, comes from a program in which the link has a price (chain_link_lists.h), and from
- *           solvers that know no link, at budgets from the least one to that of storing everything: chain-exact, which leaves out what is cheapest to compute again; chain-dp on the same chain
- *           where options exist a second time, as ones that keep only the stage's output, at a price or for as many stages as
- *           the link can serve; storing everything; and computing everything twice.
+ *           solvers that know no link, at budgets from the least one to that of storing everything: chain-exact, which
+ *           leaves out what is cheapest to compute again; chain-dp on the same chain where options exist a second time, as
+ *           ones that keep only the stage's output, at a price or for as many stages as the link can serve; storing
+ *           everything; and computing everything twice.
  * Fit       Each list is made to fit the budget by offloading copies, saved sets and outputs alike; the best lists are
  *           improved by ruin and recreate (joint_search.h, joint_fit.h), their transfers placed by transfer.h.
  * Never     worse than any solver without transfers that auto asks, nor than one without recomputation: their answers are
@@ -411,8 +412,7 @@ static cairn_status joint_solve(const crn_task *task, void *session, int64_t bud
 static int64_t joint_memory(const crn_task *task)
 {
     int64_t n = cairn_problem_chain(task->problem)->stage_count;
-    return (crn_joint_pool_size(task) + 2) * crn_transfer_memory(task, 8 * n + 64) +
-           crn_chain_link_lists_memory(cairn_problem_chain(task->problem)) + (1 << 20);
+    return (crn_joint_pool_size(task) + 2) * crn_transfer_memory(task, 8 * n + 64) + (1 << 20);
 }
 
 /* Of the usual rounds: more of them, or a time limit, are asked for by somebody who wants to wait. */

@@ -12,13 +12,10 @@ from typing import Any
 from .compiler_budget import many_graphs
 
 _LOGGER_METHODS = ("debug", "info", "warning", "error", "warning_once", "info_once", "warning_advice")
-
-
 _SETTINGS = {"trace_autograd_ops": True, "fail_on_recompile_limit_hit": True, "suppress_errors": False}
 
-_of_thread = (
-    threading.local()
-)  # is_active: whether the settings hold; patch, changed: the latest patch, and its changes
+# Of this thread. is_active: the settings hold. patch: the latest one, which was made for `changed`.
+_of_thread = threading.local()
 
 
 @contextlib.contextmanager
@@ -48,8 +45,8 @@ def _patch_of_settings() -> Any:
     changed: dict[str, Any] = {} if ignored is None else {ignored: getattr(config, ignored) | methods}
     changed |= many_graphs()  # every shape of a model is one more compilation of the same forward
     if getattr(_of_thread, "changed", None) != changed:
-        changed_too = {name: value for name, value in _SETTINGS.items() if hasattr(config, name)}
-        _of_thread.changed, _of_thread.patch = changed, config.patch(changed | changed_too)
+        fixed = {name: value for name, value in _SETTINGS.items() if hasattr(config, name)}
+        _of_thread.changed, _of_thread.patch = changed, config.patch(changed | fixed)
     return _of_thread.patch
 
 

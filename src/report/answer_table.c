@@ -139,23 +139,23 @@ static void solve_rows(crn_textbuf *out, const cairn_info *info)
 
 /* ---- what is recomputed ---- */
 
-/* What is told of stages (from index 1) or nodes: a value of each, where 0 is not worth a line. */
-typedef struct told {
+/* A value of each stage (from index 1) or node. A value of 0 is not printed. */
+typedef struct item_values {
     const cairn_problem *problem;
     int32_t begin, end, *values;
     size_t count;    /* of values */
     bool is_options; /* the values are options, from 1 */
-} told;
+} item_values;
 
-/* Stages or nodes in a row of which the same is told. */
+/* Stages or nodes in a row with the same value. */
 typedef struct range {
     int32_t first, last, value;
 } range;
 
 /* What stands behind the names of a range. */
-typedef void range_note(const told *of, const range *r, char *note, size_t size);
+typedef void range_note(const item_values *of, const range *r, char *note, size_t size);
 
-static void print_range(crn_textbuf *out, const char *label, const told *of, const range *r, range_note *note)
+static void print_range(crn_textbuf *out, const char *label, const item_values *of, const range *r, range_note *note)
 {
     char from[CRN_NAME_MAX], to[CRN_NAME_MAX], behind[CRN_NAME_MAX + 8];
     note(of, r, behind, sizeof(behind));
@@ -164,14 +164,14 @@ static void print_range(crn_textbuf *out, const char *label, const told *of, con
                       r->first < r->last ? crn_report_name(of->problem, r->last, to) : "", behind);
 }
 
-/* Of the option that is told of a stage; "" where it has none. */
-static const char *option_name(const told *of, int32_t l)
+/* Of the option that is the value of a stage; "" where it has none. */
+static const char *option_name(const item_values *of, int32_t l)
 {
     const char *own = cairn_problem_chain(of->problem)->stages[l - 1].options[of->values[l] - 1].name;
     return own ? own : "";
 }
 
-static bool are_alike(const told *of, int32_t i, int32_t j)
+static bool are_alike(const item_values *of, int32_t i, int32_t j)
 {
     if (of->values[i] != of->values[j])
         return false;
@@ -179,7 +179,7 @@ static bool are_alike(const told *of, int32_t i, int32_t j)
 }
 
 /* Returns how many ranges there are. */
-static int print_ranges(crn_textbuf *out, const char *label, const told *of, range_note *note)
+static int print_ranges(crn_textbuf *out, const char *label, const item_values *of, range_note *note)
 {
     int ranges = 0, named = 0;
     for (int32_t i = of->begin; i < of->end;) {
@@ -199,16 +199,17 @@ static int print_ranges(crn_textbuf *out, const char *label, const told *of, ran
     return ranges;
 }
 
-static cairn_status told_new(const crn_textbuf *out, const cairn_problem *problem, told *of, cairn_error *error)
+static cairn_status item_values_new(const crn_textbuf *out, const cairn_problem *problem, item_values *of,
+                                    cairn_error *error)
 {
     int32_t begin = cairn_problem_kind_of(problem) == CAIRN_KIND_CHAIN ? 1 : 0;
-    *of = (told){.problem = problem, .begin = begin, .end = begin + crn_report_size(problem)};
+    *of = (item_values){.problem = problem, .begin = begin, .end = begin + crn_report_size(problem)};
     of->count = (size_t)of->end;
     of->values = crn_alloc_zero(&out->allocator, of->count, sizeof(*of->values));
     return of->values ? CAIRN_OK : crn_no_memory(error);
 }
 
-static void told_clear(const crn_textbuf *out, told *of)
+static void item_values_clear(const crn_textbuf *out, item_values *of)
 {
     if (of->values)
         crn_free(&out->allocator, of->values, of->count, sizeof(*of->values));
@@ -220,8 +221,8 @@ static bool runs_forward(cairn_op op)
            op.code == CAIRN_OP_COMPUTE;
 }
 
-/* Fills in how often each stage or node is computed again. Aliases are views and cost nothing worth telling. */
-static void count_again(const cairn_schedule *schedule, told *of)
+/* Fills in how often each stage or node is computed again. Aliases are views and cost nothing worth printing. */
+static void count_again(const cairn_schedule *schedule, item_values *of)
 {
     const cairn_op *ops = cairn_schedule_ops(schedule);
     for (int64_t i = 0; i < cairn_schedule_count(schedule); i++)
@@ -231,7 +232,7 @@ static void count_again(const cairn_schedule *schedule, told *of)
         of->values[i]--;
 }
 
-static void note_times(const told *of, const range *r, char *note, size_t size)
+static void note_times(const item_values *of, const range *r, char *note, size_t size)
 {
     (void)of;
     note[0] = '\0';
@@ -256,7 +257,7 @@ static int32_t slower_option(const cairn_stage *stage, int32_t k)
 }
 
 /* Fills in the option, from 1, in which each stage is saved last: that of its backward. */
-static bool find_options(const cairn_chain *chain, const cairn_schedule *schedule, told *of)
+static bool find_options(const cairn_chain *chain, const cairn_schedule *schedule, item_values *of)
 {
     const cairn_op *ops = cairn_schedule_ops(schedule);
     bool any = false;
@@ -269,7 +270,7 @@ static bool find_options(const cairn_chain *chain, const cairn_schedule *schedul
     return any;
 }
 
-static void note_option(const told *of, const range *r, char *note, size_t size)
+static void note_option(const item_values *of, const range *r, char *note, size_t size)
 {
     char name[CRN_NAME_MAX];
     const char *own = option_name(of, r->first);
@@ -281,7 +282,7 @@ static void note_option(const told *of, const range *r, char *note, size_t size)
 
 /* ---- the table ---- */
 
-static void recomputed_rows(crn_textbuf *out, const told *again, const told *options)
+static void recomputed_rows(crn_textbuf *out, const item_values *again, const item_values *options)
 {
     int ranges = options ? print_ranges(out, "options", options, note_option) : 0;
     if (print_ranges(out, "recomputed", again, note_times) == 0)
@@ -312,10 +313,10 @@ cairn_status cairn_report_answer(const cairn_env *env, const cairn_problem *prob
 {
     crn_textbuf out;
     crn_textbuf_init(&out, crn_allocator(env));
-    told again = {.problem = problem}, options = {.problem = problem};
-    cairn_status status = schedule ? told_new(&out, problem, &again, error) : CAIRN_OK;
+    item_values again = {.problem = problem}, options = {.problem = problem};
+    cairn_status status = schedule ? item_values_new(&out, problem, &again, error) : CAIRN_OK;
     if (status == CAIRN_OK && schedule)
-        status = told_new(&out, problem, &options, error);
+        status = item_values_new(&out, problem, &options, error);
     if (status == CAIRN_OK) {
         bool has_options = schedule && find_options(cairn_problem_chain(problem), schedule, &options);
         first_rows(&out, problem, info, has_options);
@@ -327,8 +328,8 @@ cairn_status cairn_report_answer(const cairn_env *env, const cairn_problem *prob
         solve_rows(&out, info);
         status = crn_report_flush(&out, &sink, error);
     }
-    told_clear(&out, &again);
-    told_clear(&out, &options);
+    item_values_clear(&out, &again);
+    item_values_clear(&out, &options);
     crn_textbuf_free(&out);
     return status;
 }

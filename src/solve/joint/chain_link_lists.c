@@ -86,7 +86,8 @@ static cairn_status try_all(pricing *p, cairn_error *error)
 {
     double step = PRICE_NEAR;
     CRN_TRY(try_falling(p, false, error));
-    if (p->best_ns > p->search->best_ns) /* lists that need a little more than the budget are far from what fits */
+    /* Some may need more than the budget, and take long when they are made to fit. */
+    if (p->best_ns > p->search->best_ns)
         CRN_TRY(try_falling(p, true, error));
     for (int i = 0; i < NEARER && p->best_ns < INT64_MAX; i++) {
         double middle = p->best.price;

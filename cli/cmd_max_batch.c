@@ -71,7 +71,7 @@ static cli_exit read_batch(const cli_call *call, int64_t *batch)
     errno = 0;
     *batch = strtoll(call->batch, NULL, 10);
     if (!*call->batch || call->batch[strspn(call->batch, "0123456789")] != '\0' || errno != 0 || *batch < 1)
-        return cli_misuse(call, "--batch is an integer of at least 1, not \"%s\"", call->batch);
+        return cli_misuse(call, "--batch is an integer from 1 to 2^63 - 1, not \"%s\"", call->batch);
     return CLI_FOUND;
 }
 

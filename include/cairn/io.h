@@ -22,7 +22,8 @@ CAIRN_API cairn_status cairn_schedule_read(const cairn_env *env, const cairn_pro
                                            size_t length, cairn_schedule **schedule, cairn_error *error);
 /**
  * Writes JSON text, ending in a newline, into a new zero-terminated block of *length + 1 bytes from the env's
- * allocator; free it with cairn_text_free. The same object gives the same bytes.
+ * allocator; free it with cairn_text_free. The same object gives the same bytes. Errors: BAD_INPUT (a name that is not
+ * UTF-8, provenance that is no JSON object: constructors take both as they are), NO_MEMORY.
  */
 CAIRN_API cairn_status cairn_problem_write(const cairn_env *env, const cairn_problem *problem, char **text,
                                            size_t *length, cairn_error *error);

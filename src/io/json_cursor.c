@@ -76,7 +76,7 @@ static const char *fault_text(const json_error_t *fault)
     case json_error_null_byte_in_key:
         return "a string with a NUL character";
     case json_error_stack_overflow:
-        return "too deeply nested";
+        return crn_json_too_deep;
     case json_error_premature_end_of_input:
         return "the text ends in the middle of a value";
     default:

@@ -5,6 +5,8 @@
 
 #include "base/utf8.h"
 
+const char crn_json_too_deep[] = "nested more than 2048 levels deep";
+
 /* The objects and lists that are open: bit i is set where level i is an object. */
 typedef struct levels {
     uint8_t is_object[CRN_JSON_DEPTH_MAX / 8];
@@ -153,7 +155,7 @@ static bool open_level(crn_scan *scan, levels *open, bool *is_empty)
 {
     bool is_object = here(scan) == '{';
     if (open->depth == CRN_JSON_DEPTH_MAX)
-        return fail(scan, "too deeply nested");
+        return fail(scan, crn_json_too_deep);
     uint8_t bit = (uint8_t)(1U << open->depth % 8), *byte = &open->is_object[open->depth / 8];
     *byte = (uint8_t)(is_object ? *byte | bit : *byte & ~bit);
     open->depth++;

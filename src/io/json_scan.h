@@ -10,7 +10,10 @@
 #include <stdbool.h>
 #include <stddef.h>
 
-enum { CRN_JSON_DEPTH_MAX = 2048 };
+enum { CRN_JSON_DEPTH_MAX = 2048 }; /* jansson has the same limit */
+
+/** The fault of deeper nesting. */
+extern const char crn_json_too_deep[];
 
 typedef struct crn_scan {
     const char *text;

@@ -32,7 +32,7 @@ static cairn_status check_node(const cairn_node *node, int32_t v, cairn_error *e
     if (node->alias_of >= 0 && node->bytes != 0)
         return node_error(error, v, "bytes", "an alias has none of its own: 0", node->bytes);
     if (node->dep_count < 0)
-        return node_error(error, v, "deps", "a list", node->dep_count);
+        return node_error(error, v, "dep_count", "at least 0", node->dep_count);
     for (int32_t i = 0; i < node->dep_count; i++)
         if (node->deps[i] < 0 || node->deps[i] >= v)
             return deps_error(error, v, "; the indices of earlier nodes", node->deps[i]);

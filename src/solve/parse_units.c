@@ -82,13 +82,22 @@ static bool scale(const number *given, int64_t factor, int64_t *value)
     return crn_mul(whole, factor, &whole) && crn_add(whole, part, value);
 }
 
+/* What follows a unit that was meant: the suffix, or nothing where it was forgotten. */
+static bool may_end(const char *rest, const char *suffix)
+{
+    return *rest == '\0' || strcmp(rest, suffix) == 0;
+}
+
 /* "Gb", which everywhere else are bits. */
 static bool is_bits(const char *rest, const char *suffix)
 {
-    return *rest && strchr("KMGT", *rest) && rest[1] == 'b' && strcmp(rest + 2, suffix) == 0;
+    return *rest && strchr("KMGT", *rest) && rest[1] == 'b' && may_end(rest + 2, suffix);
 }
 
-/* The unit that was probably meant, by its letters without their case, without spaces before it, or by a longer name. */
+/*
+ * The unit that was probably meant: by its letters without their case, without spaces before it, without the suffix, or
+ * by a longer name.
+ */
 static const unit *meant_unit(const unit *units, const char *rest, const char *suffix)
 {
     rest += strspn(rest, " ");
@@ -96,7 +105,7 @@ static const unit *meant_unit(const unit *units, const char *rest, const char *s
         return find_unit(units, rest, 1);
     for (; units->name; units++) {
         size_t length = strlen(units->name);
-        if (strncasecmp(rest, units->name, length) == 0 && strcmp(rest + length, suffix) == 0)
+        if (strncasecmp(rest, units->name, length) == 0 && may_end(rest + length, suffix))
             return units;
     }
     return NULL;
@@ -105,12 +114,12 @@ static const unit *meant_unit(const unit *units, const char *rest, const char *s
 /* "M" or "m" of 10^6 or 2^20: a prefix without its unit. */
 static bool is_prefix(const char *rest, const char *suffix)
 {
-    return *rest && strchr("KMGTkmgt", *rest) && strcmp(rest + 1, suffix) == 0;
+    return *rest && strchr("KMGTkmgt", *rest) && may_end(rest + 1, suffix);
 }
 
 static cairn_status refuse(const char *text, const kind *what, cairn_error *error)
 {
-    number given;
+    number given = {.fraction_count = 0};
     bool is_number = text && split_number(text, &given), is_size = what->units == size_units;
     const char *suffix = what->suffix, *allowed = what->allowed;
     const unit *meant = is_number ? meant_unit(what->units, given.rest, suffix) : NULL;
@@ -126,9 +135,9 @@ static cairn_status refuse(const char *text, const kind *what, cairn_error *erro
         return crn_fail(error, CAIRN_BAD_INPUT,
                         "\"%s\" is not %s; only the budget of cairn.torch may be a share of the device's memory", text,
                         allowed);
-    if (is_number && what->suggested && *given.rest == '\0')
-        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %s%s?", text, allowed, text,
-                        what->suggested);
+    const char *missing = what->suggested ? what->suggested : given.fraction_count == 0 ? suffix : "";
+    if (is_number && *missing && *given.rest == '\0')
+        return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %s%s?", text, allowed, text, missing);
     if (!meant)
         return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s", text ? text : "", allowed);
     return crn_fail(error, CAIRN_BAD_INPUT, "\"%s\" is not %s; did you mean %.*s%s%s?", text, allowed,

@@ -30,7 +30,9 @@ static cairn_status check_budgets(const int64_t *budgets_bytes, int count, cairn
 {
     for (int i = 0; i < count; i++)
         if (budgets_bytes[i] < 0 && budgets_bytes[i] != CAIRN_NONE)
-            return crn_fail_at(error, CAIRN_BAD_INPUT, i, "budget", "budget %d is negative", i);
+            return crn_fail_at(error, CAIRN_BAD_INPUT, i, "budget",
+                               "budgets[%d] is %lld bytes; at least 0, or CAIRN_NONE for no limit", i,
+                               (long long)budgets_bytes[i]);
     return CAIRN_OK;
 }
 

@@ -321,7 +321,8 @@ def test_options_of_other_solvers(cairn):
     )
     done = cairn("solve", cairn.file("g", GRAPH), "--budget", "1MB", "--slots", "20")
     assert "none of the solvers that auto asks" in done.err
-    assert "20 segments of a chain of 4 stages" in cairn("solve", *asked, "--segments", "20").err
+    wide = cairn("solve", *asked, "--segments", "20").err
+    assert "20 segments of a chain of 4 stages; option segments goes from 1 to 4" in wide
     quiet = cairn("solve", "g", "--budget", "1MB", "--solver", "graph-search", "--iterations", "20", "--threads", "1")
     assert quiet.code == 0 and quiet.err == ""
     for flag in ("--slots", "--iterations", "--seed"):
@@ -365,7 +366,8 @@ def test_max_batch(cairn):
     unlimited = cairn.json(*asked, 2000, "--time-limit", "0ns", "--solver", "chain-exact", code=1)
     assert unlimited["max_batch"] is None
     for wrong in ("0", "-1", "1.5", "", "99999999999999999999"):
-        assert cairn("max-batch", "p", "--budget", "1KB", f"--batch={wrong}").code == 2
+        done = cairn("max-batch", "p", "--budget", "1KB", f"--batch={wrong}")
+        assert done.code == 2 and f'--batch is an integer from 1 to 2^63 - 1, not "{wrong}"' in done.err
     assert "--batch" in cairn("max-batch", "p", "--budget", "1KB").err
     assert "--budget" in cairn("max-batch", "p", "--batch", "2").err
     assert cairn("max-batch", "p", "--batch", "2", "--budget", "none").code == 2

@@ -110,6 +110,40 @@ static void bad_sizes_are_refused(void **state)
     refuse(cairn_parse_size, NULL);
 }
 
+static void what_was_meant_is_named(void **state)
+{
+    (void)state;
+    static const struct {
+        parser *parse;
+        const char *text, *meant;
+    } cases[] = {
+        {cairn_parse_size, "5gb", "did you mean 5GB?"},
+        {cairn_parse_size, "5 GiB", "did you mean 5GiB?"},
+        {cairn_parse_size, "5G", "did you mean 5GB or 5GiB?"},
+        {cairn_parse_size, "5Gb", "Gb are bits"},
+        {cairn_parse_rate, "12GB", "did you mean 12GB/s?"},
+        {cairn_parse_rate, "12 gb", "did you mean 12GB/s?"},
+        {cairn_parse_rate, "12gb/s", "did you mean 12GB/s?"},
+        {cairn_parse_rate, "12G", "did you mean 12GB/s or 12GiB/s?"},
+        {cairn_parse_rate, "12G/s", "did you mean 12GB/s or 12GiB/s?"},
+        {cairn_parse_rate, "12Gb", "Gb are bits"},
+        {cairn_parse_rate, "12000", "did you mean 12000/s?"},
+        {cairn_parse_duration, "5", "did you mean 5s?"},
+        {cairn_parse_duration, "5min", "did you mean 5m?"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        cairn_error error;
+        int64_t value;
+        assert_int_equal(cases[i].parse(cases[i].text, &value, &error), CAIRN_BAD_INPUT);
+        if (!strstr(error.message, cases[i].meant))
+            fail_msg("\"%s\": \"%s\" is not in: %s", cases[i].text, cases[i].meant, error.message);
+    }
+    cairn_error error;
+    int64_t value;
+    assert_int_equal(cairn_parse_rate("1.5", &value, &error), CAIRN_BAD_INPUT);
+    assert_null(strstr(error.message, "did you mean"));
+}
+
 static void rates_and_durations(void **state)
 {
     (void)state;
@@ -433,6 +467,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(sizes_are_parsed_exactly),
         cmocka_unit_test(bad_sizes_are_refused),
+        cmocka_unit_test(what_was_meant_is_named),
         cmocka_unit_test(rates_and_durations),
         cmocka_unit_test(the_table_is_complete),
         cmocka_unit_test(defaults_are_those_of_the_page),

@@ -222,6 +222,7 @@ static void a_graph_that_is_not_valid_is_refused_where(void **state)
     REFUSED(NODE(1, 8, 0, &self, 1, -1, false, false), "deps");
     REFUSED(NODE(1, 8, 0, &negative, 1, -1, false, false), "deps");
     REFUSED(NODE(1, 8, 0, twice, 2, -1, false, false), "deps");
+    REFUSED(NODE(1, 8, 0, &self, -1, -1, false, false), "dep_count");
 #undef NODE
 #undef REFUSED
     cairn_node big[] = {{"a", 1, INT64_MAX, 0, NULL, 0, -1, false, false}, {"b", 1, 1, 0, NULL, 0, -1, false, false}};

@@ -202,6 +202,7 @@ static void what_is_asked_must_make_sense(void **state)
     assert_int_equal(cairn_solve(NULL, problem, options, NULL, &info, &error), CAIRN_BAD_INPUT);
     int64_t negative = -7;
     assert_int_equal(cairn_solve_many(NULL, problem, NULL, &negative, 1, NULL, &info, &error), CAIRN_BAD_INPUT);
+    assert_non_null(strstr(error.message, "budgets[0] is -7 bytes"));
     cairn_options_free(options);
 
     options = options_of("store-all", "none");

@@ -317,8 +317,9 @@ static cairn_status periodic_accepts(const crn_task *task, cairn_error *error)
     int32_t n = cairn_problem_chain(task->problem)->stage_count;
     if (task->settings->segments <= n)
         return CAIRN_OK;
-    return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "segments", "%lld segments of a chain of %d stages",
-                       (long long)task->settings->segments, n);
+    return crn_fail_at(error, CAIRN_BAD_INPUT, CAIRN_NONE, "segments",
+                       "%lld segments of a chain of %d stages; option segments goes from 1 to %d",
+                       (long long)task->settings->segments, n, n);
 }
 
 #define SEGMENT_SOLVER(symbol, solver_name, rule, refuses, own_options, what, whence)                                 \

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, TypeVar, Union
 
-from ._errors import Error
+from ._errors import BadInput, Error
 from ._library import Handle, lib
 
 FILE_BYTES_MAX = 2**30
@@ -115,5 +115,5 @@ def file_name(path: FilePath) -> bytes:
     """The name of a file to write, as the library takes it."""
     name = os.fsencode(path)
     if not name or b"\0" in name:
-        raise ValueError(f"the name of a file to write {'contains a zero byte' if name else 'is empty'}")
+        raise BadInput(f"the name of a file to write {'contains a zero byte' if name else 'is empty'}")
     return name

@@ -73,8 +73,12 @@ class Problem(Document):
     @property
     def provenance(self) -> dict[str, Any]:
         """Where the problem comes from: a new dict of JSON values on each access."""
-        value: dict[str, Any] = json.loads(text_of(self._info.provenance))
+        value: dict[str, Any] = json.loads(self._provenance_text)
         return value
+
+    @property
+    def _provenance_text(self) -> _JsonText:
+        return _JsonText(text_of(self._info.provenance))
 
     @property
     def fixed_bytes(self) -> int:
@@ -255,7 +259,7 @@ class Chain(Problem):
                 "fixed_bytes": self.fixed_bytes,
                 "machine": self.machine,
                 "name": self.name,
-                "provenance": self.provenance,
+                "provenance": self._provenance_text,
                 **changes,
             }
         )
@@ -348,7 +352,7 @@ class Graph(Problem):
                 "backward_begins_at": self.backward_begins_at,
                 "machine": self.machine,
                 "name": self.name,
-                "provenance": self.provenance,
+                "provenance": self._provenance_text,
                 **changes,
             }
         )
@@ -363,16 +367,27 @@ def _new(function: Any, problem: Any, info: _structs.ProblemInfo) -> Handle:
     return Handle(pointer, lib.cairn_problem_free)
 
 
+class _JsonText(str):
+    """JSON that is kept byte for byte: Python's own numbers and dicts cannot hold all of it."""
+
+
+def _json_of(provenance: Mapping[str, Any] | _JsonText | None) -> str:
+    if isinstance(provenance, _JsonText):
+        return provenance
+    if provenance is not None and not isinstance(provenance, Mapping):
+        raise TypeError(f"provenance must be a dict of JSON values or None, not {type(provenance).__name__}")
+    try:
+        return json.dumps(dict(provenance or {}), allow_nan=False, ensure_ascii=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise BadInput(f"provenance holds what JSON cannot: {error}", path="provenance") from None
+
+
 def _info_struct(
     name: str, provenance: Mapping[str, Any] | None, fixed_bytes: int, machine: Machine | None
 ) -> _structs.ProblemInfo:
-    try:
-        text = json.dumps(dict(provenance or {}), allow_nan=False, ensure_ascii=False)
-    except (TypeError, ValueError) as error:
-        raise BadInput(f"provenance holds what JSON cannot: {error}", path="provenance") from None
     info = _structs.ProblemInfo(
         name=encoded(name, "name"),
-        provenance=encoded(text, "provenance"),
+        provenance=encoded(_json_of(provenance), "provenance"),
         fixed_bytes=integer(fixed_bytes, "fixed_bytes", least=0),
     )
     if machine is not None:

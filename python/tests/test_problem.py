@@ -223,6 +223,8 @@ class Elementwise:
         (lambda: chain(name=3), TypeError, "name must be text"),
         (lambda: chain(provenance={"x": {1, 2}}), cairn.BadInput, "provenance"),
         (lambda: chain(provenance={"x": float("nan")}), cairn.BadInput, "provenance"),
+        (lambda: chain(provenance=[]), TypeError, "provenance must be a dict of JSON values or None, not list"),
+        (lambda: chain(provenance="{}"), TypeError, "provenance must be a dict of JSON values or None, not str"),
         (lambda: chain(machine="fast"), TypeError, "cairn.Machine"),
         (lambda: chain(stages=3), TypeError, "stages must be a list of cairn.Stage, not int"),
         (lambda: cairn.Stage(8, [(8, 1, 1)]), TypeError, r"options\[0\] must be a cairn.Option, not tuple"),
@@ -243,8 +245,8 @@ class Elementwise:
         (lambda: cairn.bound(chain(), Elementwise()), TypeError, "budget must be an integer, not Elementwise"),
         (lambda: cairn.load(True), TypeError, "not bool"),
         (lambda: chain().save(3), TypeError, "not int"),
-        (lambda: chain().save(""), ValueError, "the name of a file to write is empty"),
-        (lambda: chain().save("a\0b"), ValueError, "the name of a file to write contains a zero byte"),
+        (lambda: chain().save(""), cairn.BadInput, "the name of a file to write is empty"),
+        (lambda: chain().save("a\0b"), cairn.BadInput, "the name of a file to write contains a zero byte"),
         (lambda: chain(stages=[{"output_bytes": 1}]), TypeError, r"stages\[0\] must be a cairn.Stage, not dict"),
         (lambda: cairn.Stage(8, saved_bytes=9, forward_ns=1), cairn.BadInput, "missing: backward_ns"),
         (lambda: cairn.Stage(8), cairn.BadInput, "missing: saved_bytes, forward_ns, backward_ns"),
@@ -347,6 +349,27 @@ def test_a_graph_says_what_options_it_has_not() -> None:
         'stage 1, a has 2 options; the graph has the first, "keep"',
         'stage 2 has 2 options; the graph has the first, "keep"',
     ]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        '{"a": 1e400, "b":-0}',
+        '{"a": 1, "a": 2}',
+        '{ "a" : "\\u0000\\ud800" }',
+        '{"a": ' + "9" * 5000 + "}",
+        '{"a": ' + "[" * 1500 + "]" * 1500 + "}",
+    ],
+    ids=["numbers", "keys", "escapes", "digits", "depth"],
+)
+def test_replace_keeps_provenance_as_it_is(kept: str) -> None:
+    stage = '{"output_bytes": 1, "saved_bytes": 1, "forward_ns": 1, "backward_ns": 1}'
+    text = f'{{"format": "cairn-chain", "version": 1, "provenance": {kept}, "input_bytes": 1, "stages": [{stage}]}}'
+    chain = cairn.Chain.from_json(text)
+    node = cairn.Node(1, 1)
+    for problem in (chain.replace(name="x"), chain.to_graph().replace(nodes=[node], backward_begins_at=None)):
+        assert f'"provenance": {kept},' in problem.to_json()
+    assert chain.replace(provenance={"b": 1}).provenance == {"b": 1}
 
 
 def test_scaled() -> None:

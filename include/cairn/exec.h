@@ -24,7 +24,8 @@ extern "C" {
  * wait: a transfer of this value was started and must be complete now: what follows reads the copy that it makes, or frees
  * the one that it reads. A computation that only reads what is on its way to the host does not wait. What is dropped or
  * discarded on its way is waited for and freed later, before the first operation by whose start the transfer has ended in
- * the simulation, and at last at the end; no memory is used that the verified peak does not have.
+ * the simulation, and at last at the end; no memory is used that the verified peak does not have. When the run ends well,
+ * every transfer has been waited for.
  * The last five may be NULL where the schedule has no such operation.
  */
 typedef struct cairn_exec_callbacks {

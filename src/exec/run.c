@@ -16,9 +16,9 @@
 /* What is known of a[l] or A[l]. */
 typedef struct value_state {
     bool resident;
-    uint16_t option;         /* of A[l] */
-    cairn_lane moving;       /* of a transfer that was started and not waited for; CAIRN_LANE_COMPUTE: of none */
-    int64_t transfer_end_ns; /* in the simulation */
+    uint16_t option, host_option; /* of the copies of A[l] on the device and on the host */
+    cairn_lane moving;            /* of a transfer that was started and not waited for; CAIRN_LANE_COMPUTE: of none */
+    int64_t transfer_end_ns;      /* in the simulation */
 } value_state;
 
 /* When the simulation starts and ends an operation. */
@@ -106,6 +106,10 @@ static int run_transfer(run *r, cairn_op op, int64_t end_ns)
     state->moving = back ? CAIRN_LANE_TO_DEVICE : CAIRN_LANE_TO_HOST;
     state->transfer_end_ns = end_ns;
     state->resident |= back;
+    if (back)
+        state->option = state->host_option;
+    else
+        state->host_option = state->option;
     return result;
 }
 
@@ -221,6 +225,19 @@ static cairn_status fail_callback(const run *r, int64_t position, int result, ca
                        (long long)position, cairn_op_name((cairn_op_code)op.code), op.index, result);
 }
 
+/* Waits for all transfers that are still under way, those of what was released first. */
+static int settle_all(run *r)
+{
+    int result = free_arrived(r, INT64_MAX);
+    for (int32_t stage = 0; stage <= r->stage_count; stage++) {
+        if (result == 0)
+            result = settle(r, stage, CAIRN_VALUE_OUTPUT);
+        if (result == 0)
+            result = settle(r, stage, CAIRN_VALUE_SAVED);
+    }
+    return result;
+}
+
 static cairn_status run_all(run *r, cairn_error *error)
 {
     for (int64_t i = 0; i < r->count; i++) {
@@ -228,7 +245,7 @@ static cairn_status run_all(run *r, cairn_error *error)
         if (result != 0)
             return fail_callback(r, i, result, error);
     }
-    int result = free_arrived(r, INT64_MAX);
+    int result = settle_all(r);
     return result == 0 ? CAIRN_OK : fail_callback(r, r->count - 1, result, error);
 }
 

@@ -311,7 +311,7 @@ static void transfers_overlap_as_simulated(void **state)
     assert_true(offloaded > TEST_ROUNDS(60) / 3);
 }
 
-/* Two stages on a machine; what transfers move is waited for before it is read, and only then. */
+/* What transfers move is waited for before it is read or freed and at the end, and only then. */
 static char spoken[256];
 
 static int say(const char *word, int32_t l, cairn_value value)
@@ -327,10 +327,11 @@ static int say_forward(void *context, int32_t l, int32_t option, bool save, bool
     return say("f", l, save ? CAIRN_VALUE_SAVED : CAIRN_VALUE_OUTPUT);
 }
 
+/* With a prime where it is the second option. */
 static int say_backward(void *context, int32_t l, int32_t option, bool free_input)
 {
-    (void)context, (void)option, (void)free_input;
-    return say("b", l, CAIRN_VALUE_SAVED);
+    (void)context, (void)free_input;
+    return say(option == 0 ? "b" : "b'", l, CAIRN_VALUE_SAVED);
 }
 
 static int say_drop(void *context, int32_t l, cairn_value value)
@@ -363,39 +364,75 @@ static int say_wait(void *context, int32_t l, cairn_value value)
     return say("wait ", l, value);
 }
 
-static void transfers_are_waited_for_where_needed(void **state)
+static const cairn_exec_callbacks speaking = {NULL,        say_forward,  say_backward, say_drop,
+                                              say_offload, say_prefetch, say_discard,  say_wait};
+
+/* Two stages on a machine, the first with two options. */
+static cairn_problem *stages_to_move(void)
 {
-    (void)state;
-    cairn_stage_option option = {"keep", 8, 5, 5, 0, 0};
-    cairn_stage stages[2] = {{"one", 4, 4, 0, 5, 0, false, 1, &option}, {"two", 4, 4, 0, 5, 0, false, 1, &option}};
+    cairn_stage_option options[2] = {{"keep", 8, 5, 5, 0, 0}, {"less", 6, 5, 5, 0, 0}};
+    cairn_stage stages[2] = {{"one", 4, 4, 0, 5, 0, false, 2, options}, {"two", 4, 4, 0, 5, 0, false, 1, options}};
     cairn_chain chain = {4, 4, 2, stages};
     cairn_machine machine = {100, 1000000000, 1000000000, 0, false};
     cairn_problem_info info = {.machine = &machine};
     cairn_problem *problem;
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, &info, &problem, NULL), CAIRN_OK);
+    return problem;
+}
+
+static cairn_verified *verified_list(const cairn_problem *problem, const cairn_op *ops, size_t count,
+                                     cairn_schedule **schedule)
+{
     cairn_builder *builder;
-    cairn_schedule *schedule;
     cairn_verified *verified;
     cairn_replay replay;
-    cairn_exec_callbacks callbacks = {NULL,        say_forward,  say_backward, say_drop,
-                                      say_offload, say_prefetch, say_discard,  say_wait};
-    static const cairn_op ops[] = {{CAIRN_OP_FORWARD_SAVE, 0, 0, 1},
-                                   {CAIRN_OP_OFFLOAD, CAIRN_VALUE_SAVED, 0, 1},
-                                   {CAIRN_OP_FORWARD_SAVE, 0, 0, 2},
-                                   {CAIRN_OP_DROP, CAIRN_VALUE_SAVED, 0, 1},
-                                   {CAIRN_OP_PREFETCH, CAIRN_VALUE_SAVED, 0, 1},
-                                   {CAIRN_OP_BACKWARD, 0, 0, 2},
-                                   {CAIRN_OP_DISCARD, CAIRN_VALUE_SAVED, 0, 1},
-                                   {CAIRN_OP_BACKWARD, 0, 0, 1}};
-    assert_int_equal(cairn_problem_new_chain(NULL, &chain, &info, &problem, NULL), CAIRN_OK);
     assert_int_equal(cairn_builder_new(NULL, problem, &builder, NULL), CAIRN_OK);
-    for (size_t i = 0; i < sizeof(ops) / sizeof(ops[0]); i++)
+    for (size_t i = 0; i < count; i++)
         assert_int_equal(cairn_builder_add(builder, ops[i], NULL), CAIRN_OK);
-    assert_int_equal(cairn_builder_finish(builder, NULL, &schedule, NULL), CAIRN_OK);
-    assert_int_equal(cairn_verify(NULL, problem, schedule, CAIRN_NONE, &verified, &replay, NULL), CAIRN_OK);
+    assert_int_equal(cairn_builder_finish(builder, NULL, schedule, NULL), CAIRN_OK);
+    assert_int_equal(cairn_verify(NULL, problem, *schedule, CAIRN_NONE, &verified, &replay, NULL), CAIRN_OK);
     assert_true(replay.valid);
+    cairn_builder_free(builder);
+    return verified;
+}
+
+static void expect_calls(const cairn_op *ops, size_t count, const char *calls)
+{
+    cairn_problem *problem = stages_to_move();
+    cairn_schedule *schedule;
+    cairn_verified *verified = verified_list(problem, ops, count, &schedule);
     spoken[0] = '\0';
-    assert_int_equal(cairn_exec_run(NULL, verified, &callbacks, NULL), CAIRN_OK);
-    assert_string_equal(spoken, "fA1 off A1 fA2 wait A1 drop A1 back A1 wait A1 bA2 discard A1 bA1 ");
+    assert_int_equal(cairn_exec_run(NULL, verified, &speaking, NULL), CAIRN_OK);
+    assert_string_equal(spoken, calls);
+    cairn_verified_free(verified);
+    cairn_schedule_free(schedule);
+    cairn_problem_free(problem);
+}
+
+#define EXPECT_CALLS(ops, calls) expect_calls(ops, sizeof(ops) / sizeof((ops)[0]), calls)
+
+static const cairn_op moving[] = {{CAIRN_OP_FORWARD_SAVE, 0, 0, 1},
+                                  {CAIRN_OP_OFFLOAD, CAIRN_VALUE_SAVED, 0, 1},
+                                  {CAIRN_OP_FORWARD_SAVE, 0, 0, 2},
+                                  {CAIRN_OP_DROP, CAIRN_VALUE_SAVED, 0, 1},
+                                  {CAIRN_OP_PREFETCH, CAIRN_VALUE_SAVED, 0, 1},
+                                  {CAIRN_OP_BACKWARD, 0, 0, 2},
+                                  {CAIRN_OP_DISCARD, CAIRN_VALUE_SAVED, 0, 1},
+                                  {CAIRN_OP_BACKWARD, 0, 0, 1}};
+
+static void transfers_are_waited_for_where_needed(void **state)
+{
+    (void)state;
+    EXPECT_CALLS(moving, "fA1 off A1 fA2 wait A1 drop A1 back A1 wait A1 bA2 discard A1 bA1 ");
+}
+
+static void a_run_without_its_callbacks_is_refused(void **state)
+{
+    (void)state;
+    cairn_problem *problem = stages_to_move();
+    cairn_schedule *schedule;
+    cairn_verified *verified = verified_list(problem, moving, sizeof(moving) / sizeof(moving[0]), &schedule);
+    cairn_exec_callbacks callbacks = speaking;
     cairn_error error;
     assert_int_equal(cairn_exec_run(NULL, NULL, &callbacks, &error), CAIRN_BAD_ARGUMENT);
     callbacks.wait = NULL;
@@ -403,8 +440,33 @@ static void transfers_are_waited_for_where_needed(void **state)
     assert_int_equal(error.index, 1);
     cairn_verified_free(verified);
     cairn_schedule_free(schedule);
-    cairn_builder_free(builder);
     cairn_problem_free(problem);
+}
+
+/* A saved set comes back from the host in the option in which it went there, whatever was saved meanwhile. */
+static void each_copy_has_its_own_option(void **state)
+{
+    (void)state;
+    static const cairn_op ops[] = {{CAIRN_OP_FORWARD_SAVE, 0, 1, 1},
+                                   {CAIRN_OP_OFFLOAD, CAIRN_VALUE_SAVED, 0, 1},
+                                   {CAIRN_OP_FORWARD_SAVE, 0, 0, 2},
+                                   {CAIRN_OP_DROP, CAIRN_VALUE_SAVED, 0, 1},
+                                   {CAIRN_OP_FORWARD_SAVE, 0, 0, 1},
+                                   {CAIRN_OP_DROP, CAIRN_VALUE_SAVED, 0, 1},
+                                   {CAIRN_OP_PREFETCH, CAIRN_VALUE_SAVED, 0, 1},
+                                   {CAIRN_OP_BACKWARD, 0, 0, 2},
+                                   {CAIRN_OP_BACKWARD, 0, 0, 1}};
+    EXPECT_CALLS(ops, "fA1 off A1 fA2 wait A1 drop A1 fA1 drop A1 back A1 wait A1 bA2 b'A1 ");
+}
+
+static void the_last_transfers_are_waited_for(void **state)
+{
+    (void)state;
+    static const cairn_op ops[] = {{CAIRN_OP_FORWARD_KEEP, 0, 0, 1}, {CAIRN_OP_FORWARD_SAVE, 0, 0, 1},
+                                   {CAIRN_OP_FORWARD_SAVE, 0, 0, 2}, {CAIRN_OP_BACKWARD, 0, 0, 2},
+                                   {CAIRN_OP_BACKWARD, 0, 0, 1},     {CAIRN_OP_FORWARD_KEEP, 0, 0, 1},
+                                   {CAIRN_OP_OFFLOAD, 0, 0, 1}};
+    EXPECT_CALLS(ops, "fa1 fA1 fA2 bA2 bA1 fa1 off a1 wait a1 ");
 }
 
 int main(void)
@@ -413,6 +475,9 @@ int main(void)
         cmocka_unit_test(schedules_run_through_callbacks),
         cmocka_unit_test(transfers_overlap_as_simulated),
         cmocka_unit_test(transfers_are_waited_for_where_needed),
+        cmocka_unit_test(a_run_without_its_callbacks_is_refused),
+        cmocka_unit_test(each_copy_has_its_own_option),
+        cmocka_unit_test(the_last_transfers_are_waited_for),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

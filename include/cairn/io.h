@@ -34,7 +34,7 @@ CAIRN_API void cairn_text_free(const cairn_env *env, char *text, size_t length);
 /** Reads a whole file ("-": standard input) of at most CAIRN_FILE_BYTES_MAX. Errors: IO, TOO_LARGE, NO_MEMORY. */
 CAIRN_API cairn_status cairn_file_read(const cairn_env *env, const char *path, char **text, size_t *length,
                                        cairn_error *error);
-/** Writes a whole file through a temporary file in the same folder and a rename. Errors: IO. */
+/** Writes a whole file through a temporary file in the same folder and a rename. Errors: IO (also a read-only file). */
 CAIRN_API cairn_status cairn_file_write(const char *path, const char *text, size_t length, cairn_error *error);
 
 #ifdef __cplusplus

@@ -196,14 +196,19 @@ static cairn_status write_beside(const char *target, const struct stat *old, con
     return status;
 }
 
-/* Through symbolic links: the file is replaced, not the link. old NULL: the file was made for the link to lead somewhere. */
+/*
+ * Through symbolic links: the file is replaced, not the link. old NULL: the file was made for the link to lead somewhere. A
+ * rename asks the folder alone, so whether the file itself may be written is asked first.
+ */
 static cairn_status write_through(const char *path, const struct stat *old, const char *text, size_t length,
                                   cairn_error *error)
 {
     char *target = realpath(path, NULL);
     if (!target)
         return io_fail(error, "cannot be opened for writing");
-    cairn_status status = write_beside(target, old, text, length, error);
+    bool may_write = faccessat(AT_FDCWD, target, W_OK, AT_EACCESS) == 0;
+    cairn_status status =
+        may_write ? write_beside(target, old, text, length, error) : io_fail(error, "cannot be opened for writing");
     if (status != CAIRN_OK && !old)
         unlink(target);
     free(target);

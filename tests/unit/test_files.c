@@ -152,7 +152,7 @@ static int count_entries(const char *folder)
     int count = 0;
     assert_non_null(directory);
     for (struct dirent *entry; (entry = readdir(directory));)
-        count += entry->d_name[0] != '.';
+        count += strcmp(entry->d_name, ".") != 0 && strcmp(entry->d_name, "..") != 0;
     closedir(directory);
     return count;
 }
@@ -197,6 +197,30 @@ static void files_are_replaced_whole(void **state)
     assert_int_equal(cairn_file_write(path, "x", 1, &error), CAIRN_IO);
 }
 
+/* As anybody but root, who may write everything. */
+static void read_only_files_are_kept(void **state)
+{
+    (void)state;
+    enum { NOBODY = 65534 };
+    char folder[] = "/tmp/cairn-io-XXXXXX", path[64];
+    cairn_error error;
+    bool is_root = geteuid() == 0;
+    assert_non_null(mkdtemp(folder));
+    snprintf(path, sizeof(path), "%s/a.json", folder);
+    assert_int_equal(cairn_file_write(path, "first\n", 6, NULL), CAIRN_OK);
+    assert_int_equal(chmod(folder, 0777), 0);
+    assert_int_equal(chmod(path, 0444), 0);
+    assert_true(!is_root || seteuid(NOBODY) == 0);
+    cairn_status status = cairn_file_write(path, "second\n", 7, &error);
+    assert_true(!is_root || seteuid(0) == 0);
+    assert_int_equal(status, CAIRN_IO);
+    assert_string_equal(error.message, "cannot be opened for writing: Permission denied");
+    expect_content(path, "first\n");
+    assert_int_equal(count_entries(folder), 1);
+    unlink(path);
+    assert_int_equal(rmdir(folder), 0);
+}
+
 static void unreadable_files_are_refused(void **state)
 {
     (void)state;
@@ -222,6 +246,7 @@ int main(void)
         cmocka_unit_test(running_out_of_memory_with_files),
         cmocka_unit_test(running_out_of_memory_with_plain_elements),
         cmocka_unit_test(files_are_replaced_whole),
+        cmocka_unit_test(read_only_files_are_kept),
         cmocka_unit_test(unreadable_files_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -222,6 +222,37 @@ def compiled(shard: Callable[[Net], Net]) -> list[bool]:
     return found
 
 
+def checkpointed(shard: Callable[[Net], Net]) -> list[Any]:
+    """Whether ranks follow one plan, within the smallest of their budgets and with the bits of plain training; what a
+    step with larger inputs says, and what two plans that are not the same say.
+    """
+    torch.manual_seed(0)
+    model, plain, x = Net(), Net(), torch.randn(32, WIDTH)
+    plain.load_state_dict(model.state_dict())
+    shard(model), shard(plain)
+    profile = ct.profile(model, x, loss_fn=torch.sum, passes=1)
+    least: list[Any] = [None] * RANKS
+    distributed.all_gather_object(least, ct.plan(profile, "1GiB").least_budget_bytes)
+    room = int(1.05 * max(least))  # a rank's profile differs a little from the one before
+    budget = "1GiB" if distributed.get_rank() else room
+    ct.checkpoint(model, x[: -1 - distributed.get_rank()], budget=budget, loss_fn=torch.sum, passes=1)
+    made, hashes = ct.handle(model).plan, list[Any]([None] * RANKS)
+    distributed.all_gather_object(hashes, made.hash)
+    for _ in range(2):
+        for each in (model, plain):
+            each(x[:-1]).sum().backward()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    exact = all(torch.equal(p.grad.full_tensor(), q.grad.full_tensor()) for p, q in pairs)
+    with pytest.raises(ct.PlanMismatch) as larger:
+        model(x)
+    ct.handle(model).remove()
+    ct.apply(model, made if distributed.get_rank() else ct.plan(profile, "1GiB"))
+    with pytest.raises(ct.PlanMismatch) as other:
+        model(x[:-1])
+    one = len(set(hashes)) == 1 and made.budget_bytes == room and not made.is_plain
+    return [one, exact, "follow one plan" in str(larger.value), "follow different plans" in str(other.value)]
+
+
 def _fewer_on_the_second_rank(curves: Any) -> list[region_levels.Level]:
     """The levels of one rank are fewer, as its times are others."""
     levels = region_levels.useful_levels(curves)

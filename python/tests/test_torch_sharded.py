@@ -31,6 +31,7 @@ SHARDED: ranks.Tasks = {
     "named parts": (ranks.refused, ranks.pairs, {"blocks": "pairs.*.layers.*"}),
     "lists": (ranks.refused, ranks.lists, {}),
     "compiled": (ranks.compiled, ranks.pairs, {}),
+    "checkpointed": (ranks.checkpointed, ranks.pairs, {}),
     "root that goes": (ranks.refused, ranks.root_that_goes, {}),
 }
 
@@ -87,3 +88,9 @@ def test_models_without_a_block_that_can_be_recomputed_are_refused(found: dict[s
 @shards
 def test_sharded_blocks_are_compiled_by_one_plan_of_all_ranks(found: dict[str, Any]) -> None:
     assert found["compiled"] == [True] * 10
+
+
+@shards
+def test_ranks_that_share_a_model_follow_one_plan(found: dict[str, Any]) -> None:
+    """Ranks that recompute in different orders would wait for each other, or take wrong parameters."""
+    assert found["checkpointed"] == [True] * 4

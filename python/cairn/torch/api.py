@@ -13,7 +13,7 @@ from cairn import MemoryLimit, NoSchedule
 from torch import nn
 
 from .._budget import Budget
-from .base.errors import warn
+from .base.errors import PlanMismatch, warn
 from .compiled.compiled_model import CompiledReport, known
 from .handle import Handle, apply_by_shape, handle, refuse_compiled, replacing, set_aside
 from .monitor.watch import Watch
@@ -34,11 +34,13 @@ from .planning.arguments import (
     sorted_options,
 )
 from .planning.plan import Plan
+from .planning.rank_plans import plan_of_ranks
 from .planning.shape_plans import Source
 from .planning.step_profile import Profile
 from .planning.task import plan
 from .profiler import profile
 from .reporting.report import Report
+from .rerun_state.sharded import group_of
 
 #: What is asked of a profile that training makes holds for those that it makes anew for other shapes.
 REPROFILING_OPTIONS = ("loss_fn", "inside", "outside", "holds_output")
@@ -116,7 +118,7 @@ def _applied(
     refuse_compiled(model)
     to_profile, to_plan, left = sorted_options(options)
     measured = profile(model, args, kwargs, **to_profile)
-    made = plan(measured, budget, **to_plan)
+    made = plan_of_ranks(functools.partial(plan, measured, **to_plan), budget, group_of(model))
     left = {"on_shape_change": "replan", **left}
     again_as: dict[str, Any] = {name: to_profile[name] for name in REPROFILING_OPTIONS if name in to_profile}
     again_as["progress"] = to_profile.get("progress") or False  # no line among what a training loop prints
@@ -138,7 +140,7 @@ def _applied(
         try:
             if current is not None:
                 current.correct(missed, by_bytes)
-        except (NoSchedule, MemoryLimit) as error:
+        except (NoSchedule, MemoryLimit, PlanMismatch) as error:
             warn(f"the plan stays as it is: {error}")
 
     if check_steps > 0:

@@ -1,6 +1,6 @@
 """Agreement between ranks that run one sharded model: a step is theirs together, so all must take the same decisions.
 
-Each function is a collective of the default process group where `is_shared`, and trivial elsewhere.
+Functions with `is_shared` are collectives of the default process group if it is true, and trivial otherwise.
 """
 
 from __future__ import annotations
@@ -31,8 +31,11 @@ def of_first(value: Any, is_shared: bool) -> Any:
 
 def largest(number: int, is_shared: bool) -> int:
     """The largest number that a rank has."""
-    if not is_shared:
-        return number
-    numbers: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(numbers, number)
-    return max(numbers)
+    return max(of_all(number)) if is_shared else number
+
+
+def of_all(value: Any, group: Any = None) -> list[Any]:
+    """What each rank of a process group has, in their order; values are pickled. By default, of all ranks."""
+    values: list[Any] = [None] * distributed.get_world_size(group)
+    distributed.all_gather_object(values, value, group)
+    return values

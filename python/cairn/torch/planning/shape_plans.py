@@ -40,7 +40,9 @@ from ..base.choices import POLICIES
 from ..base.errors import InfeasibleBudget, PlanMismatch, TorchError, warn
 from ..base.stages import StageRef
 from ..rerun_state.backend_flags import changes_since
+from ..rerun_state.sharded import group_of, is_shared
 from .estimates import profiling_bytes, scaled
+from .rank_plans import refuse_other_plans
 from .shapes import (
     Growth,
     count_of,
@@ -146,6 +148,7 @@ class ShapePlans:
         self._warn_of_growth()
         chosen = self.choose(args, kwargs)
         if not self._has_begun:
+            self._refuse_plans_of_other_ranks(chosen.plan)
             self._has_begun = True
             _warn_of_flags(chosen.plan)
         if chosen.prepared is None:
@@ -157,6 +160,18 @@ class ShapePlans:
         if self._watch is not None and model is not None:
             self._watch.begin(model, chosen.plan)
         return chosen.prepared
+
+    def _refuse_plans_of_other_ranks(self, plan: Plan) -> None:
+        """Raises PlanMismatch if ranks that share the model have come with different plans."""
+        model = self._model()
+        if model is not None:
+            refuse_other_plans(type(model).__name__, plan, group_of(model))
+
+    @property
+    def _is_shared(self) -> bool:
+        """Whether ranks share the model, so that none of them may make another plan alone."""
+        model = self._model()
+        return model is not None and is_shared(model)
 
     def _refuse_unfrozen(self) -> None:
         """Raises if parameters are trained that were not when the plan was made: their blocks may be no stages of it,
@@ -225,6 +240,8 @@ class ShapePlans:
 
     def correct(self, missed: Plan, by_bytes: int) -> None:
         """Puts a better plan in the place of one that took so much more than was predicted, where there is one."""
+        if self._is_shared:
+            raise PlanMismatch("ranks that share a model follow one plan; give Budget(reserve=) to plan with more room")
         with self._lock:
             if any(chosen.made == "nearest" and chosen.plan is missed for chosen, _ in self._chosen.values()):
                 return  # it was not made for all steps that follow it
@@ -245,6 +262,9 @@ class ShapePlans:
             return min(covering, key=lambda entry: count_of(entry.shapes))
         if self._policy == "error":
             raise self._mismatch(actual, args, kwargs)
+        if self._policy == "replan" and self._is_shared:
+            why = ", and ranks that share a model follow one plan"
+            raise self._mismatch(actual, args, kwargs, why)
         if self._policy == "nearest":
             return dataclasses.replace(self._nearest(actual), made="nearest")
         return self._kept(self._made(actual, args, kwargs))

@@ -61,6 +61,13 @@ def is_shared(model: nn.Module) -> bool:
     return ranks.several() and is_any(model.modules())
 
 
+def group_of(model: nn.Module) -> Any:
+    """The process group of the ranks that gather parameters of a model from each other; None if none are to gather."""
+    parts = filter(memory.is_distributed, model.parameters()) if is_shared(model) else iter(())
+    mesh = next((part.device_mesh for part in parts), None)  # type: ignore[attr-defined]
+    return None if mesh is None else mesh.get_group(mesh.ndim - 1)  # replicas come first
+
+
 def refuse_sharded_modules(blocks: Iterable[Block]) -> None:
     """Raises Unsupported for blocks of which a part is sharded by itself."""
     kind = _kind()

@@ -37,15 +37,15 @@ extern "C" {
 #define CAIRN_VERSION_TEXT "0.1.0"
 
 /** A size or time that does not apply, or "no budget". */
-#define CAIRN_NONE ((int64_t)-1)
+#define CAIRN_NONE (INT64_C(-1))
 
 /** Stated limits, checked before anything is allocated. */
-#define CAIRN_STAGES_MAX ((int64_t)1 << 24)
-#define CAIRN_NODES_MAX ((int64_t)1 << 24)
-#define CAIRN_OPS_MAX ((int64_t)1 << 24)
-#define CAIRN_EDGES_MAX ((int64_t)1 << 26)
+#define CAIRN_STAGES_MAX (INT64_C(1) << 24)
+#define CAIRN_NODES_MAX (INT64_C(1) << 24)
+#define CAIRN_OPS_MAX (INT64_C(1) << 24)
+#define CAIRN_EDGES_MAX (INT64_C(1) << 26)
 #define CAIRN_STAGE_OPTIONS_MAX 64
-#define CAIRN_FILE_BYTES_MAX ((int64_t)1 << 30)
+#define CAIRN_FILE_BYTES_MAX (INT64_C(1) << 30)
 
 /*
  * Did the call work? What was found (optimal, infeasible, ...) is a cairn_outcome, in solve.h.

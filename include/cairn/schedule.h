@@ -49,7 +49,7 @@ typedef struct cairn_op {
 CAIRN_API const char *cairn_op_name(cairn_op_code code);
 
 /** As a budget: the one that the schedule records, or none if it records none. */
-#define CAIRN_RECORDED ((int64_t)-2)
+#define CAIRN_RECORDED (INT64_C(-2))
 
 typedef struct cairn_schedule cairn_schedule;
 

@@ -8,11 +8,12 @@ from typing import Any
 from . import _structs
 from ._errors import BadInput
 from ._library import lib
-from ._units import integer
+from ._units import INT32_MAX, integer
 
 #: One operation as in files: ("forward_save", 1, 0), ("backward", 1), ("drop", "output", 2), ("compute", 7).
 Op = tuple[str | int, ...]
 _VALUES = ("output", "saved")
+_OPTION_MAX = 63
 
 
 def _op_names() -> tuple[str, ...]:
@@ -54,8 +55,9 @@ def op_struct(op: Sequence[Any], position: int, is_chain: bool) -> _structs.Op:
     if len(rest) != 1:
         raise refuse(f"{op!r}: expected {_op_shape(code, is_chain)}")
     index = integer(rest[0], "index", f"ops[{position}]")
-    if not 0 <= option < 2**16 or not 0 <= index < 2**31:
-        raise refuse(f"{op!r}: index or option out of range")
+    for what, number, most in (("option", option, _OPTION_MAX), ("index", index, INT32_MAX)):
+        if not 0 <= number <= most:  # does not fit the structure; what the problem allows, the library knows
+            raise refuse(f"{op!r}: the {what} is {number}, out of range: 0 to {most}")
     return _structs.Op(code, value, option, index)
 
 

@@ -218,7 +218,7 @@ def index32(value: Any, field: str, path: str) -> int:
     """The value as an index that fits in 32 bits."""
     number = integer(value, field, path, least=0)
     if number > INT32_MAX:
-        raise BadInput(f"{field} is {number}; out of range", path=path)
+        raise BadInput(f"{field} is {number}, out of range: at most {INT32_MAX}", path=path)
     return number
 
 

@@ -257,7 +257,7 @@ class Elementwise:
         (lambda: cairn.Machine("1GiB", "12GB", 1), cairn.BadInput, "12GB"),
         (lambda: cairn.Graph([]), cairn.BadInput, "at least one node"),
         (lambda: cairn.Graph([cairn.Node(1, 1, [0])]), cairn.BadInput, "nodes"),
-        (lambda: cairn.Node(1, 1, [2**31]), cairn.BadInput, "out of range"),
+        (lambda: cairn.Node(1, 1, [2**31]), cairn.BadInput, "is 2147483648, out of range: at most 2147483647"),
         (lambda: cairn.Node(1, 1, [-1]), cairn.BadInput, "at least 0"),
         (lambda: cairn.Node(1, 0, alias_of=-1), cairn.BadInput, "alias_of"),
         (lambda: cairn.Graph([cairn.Node(1, 1)], backward_begins_at=2), cairn.BadInput, "backward_begins_at"),

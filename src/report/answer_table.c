@@ -92,7 +92,7 @@ static void memory_rows(crn_textbuf *out, const cairn_info *info)
 
 static void time_rows(crn_textbuf *out, const cairn_info *info, bool has_options)
 {
-    char percent[CRN_PERCENT_MAX], note[64] = "";
+    char percent[CRN_PERCENT_MAX], gap[CRN_PERCENT_MAX], note[64] = "";
     if (info->makespan_ns == CAIRN_NONE)
         return;
     crn_report_percent(info->makespan_ns - info->store_all_ns, info->store_all_ns, percent);
@@ -104,8 +104,10 @@ static void time_rows(crn_textbuf *out, const cairn_info *info, bool has_options
     if (info->stall_ns > 0)
         ns_row(out, "  waiting", info->stall_ns, "for transfers and for memory");
     note[0] = '\0';
-    if (info->gap >= 0)
-        snprintf(note, sizeof(note), info->gap > 0 ? "so %.1f %% could be saved at most" : "reached", 100 * info->gap);
+    if (info->gap > 0)
+        snprintf(note, sizeof(note), "so %s could be saved at most", crn_report_gap(info->gap, gap));
+    else if (info->gap == 0)
+        snprintf(note, sizeof(note), "reached");
     ns_row(out, "lower bound", info->lower_bound_ns, note);
 }
 

@@ -13,7 +13,7 @@ static void table_row(crn_textbuf *out, const cairn_info *info)
     if (info->makespan_ns != CAIRN_NONE)
         crn_report_percent(info->makespan_ns - info->store_all_ns, info->store_all_ns, over);
     if (info->gap >= 0)
-        snprintf(gap, sizeof(gap), "%.1f %%", 100 * info->gap);
+        crn_report_gap(info->gap, gap);
     crn_textbuf_print(
         out, "%-22s %-10s %10s %10s %10s %10s %8s %10s %10s\n", info->solver, cairn_outcome_name(info->outcome),
         info->budget_bytes == CAIRN_NONE ? "none" : cairn_format_bytes(info->budget_bytes, budget, CELL_MAX),

@@ -1,5 +1,6 @@
 #include "report/report_text.h"
 
+#include <math.h>
 #include <stdio.h>
 
 #include "base/failure.h"
@@ -40,6 +41,13 @@ const char *crn_report_percent(int64_t part, int64_t whole, char out[CRN_PERCENT
     out[0] = '\0';
     if (part == 0 || whole > 0)
         snprintf(out, CRN_PERCENT_MAX, "%+.1f %%", part == 0 ? 0 : 100 * (double)part / (double)whole);
+    return out;
+}
+
+const char *crn_report_gap(double gap, char out[CRN_PERCENT_MAX])
+{
+    static const double noise = 1e-6; /* of a gap that is a whole number of tenths */
+    snprintf(out, CRN_PERCENT_MAX, "%.1f %%", gap > 0 ? ceil(1000 * gap - noise) / 10 : 0);
     return out;
 }
 

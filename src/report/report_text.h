@@ -16,5 +16,7 @@ const char *crn_report_name(const cairn_problem *problem, int32_t index, char na
 int32_t crn_report_size(const cairn_problem *problem);
 /** "+12.3 %" of part over whole; "" for something over nothing. */
 const char *crn_report_percent(int64_t part, int64_t whole, char out[CRN_PERCENT_MAX]);
+/** "12.3 %", rounded up, as what is at most. */
+const char *crn_report_gap(double gap, char out[CRN_PERCENT_MAX]);
 
 #endif

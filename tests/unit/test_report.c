@@ -198,6 +198,29 @@ static void an_answer_is_told(void **state)
     cairn_problem_free(problem);
 }
 
+/* What could be saved at most is never less than that. */
+static void gaps_are_rounded_up(void **state)
+{
+    (void)state;
+    static const struct {
+        double gap;
+        const char *shown, *row;
+    } cases[] = {{0, " 0.0 %", "reached\n"},
+                 {0.00001, " 0.1 %", "so 0.1 % could be saved at most\n"},
+                 {0.113, " 11.3 %", "so 11.3 % could be saved at most\n"},
+                 {0.11301, " 11.4 %", "so 11.4 % could be saved at most\n"}};
+    cairn_problem *problem = chain_of_four();
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        cairn_info info = answer();
+        info.gap = cases[i].gap;
+        assert_int_equal(cairn_report_answer(NULL, problem, NULL, &info, sink_of(&page), NULL), CAIRN_OK);
+        assert_non_null(strstr(page.text, cases[i].row));
+        assert_int_equal(cairn_report_comparison(NULL, &info, 1, sink_of(&page), NULL), CAIRN_OK);
+        assert_non_null(strstr(page.text, cases[i].shown));
+    }
+    cairn_problem_free(problem);
+}
+
 static void no_answer_is_told(void **state)
 {
     (void)state;
@@ -396,12 +419,19 @@ static void a_sink_that_fails_is_told(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(units_have_three_digits),    cmocka_unit_test(budgets_are_rounded_up),
-        cmocka_unit_test(texts_are_made_fit_to_show), cmocka_unit_test(an_answer_is_told),
-        cmocka_unit_test(no_answer_is_told),          cmocka_unit_test(many_ranges_are_cut),
-        cmocka_unit_test(answers_are_compared),       cmocka_unit_test(a_timeline_has_lanes_and_curves),
-        cmocka_unit_test(running_out_of_memory),      cmocka_unit_test(a_sink_that_fails_is_told),
-        cmocka_unit_test(options_are_told),           cmocka_unit_test(the_objective_of_a_selection_is_told),
+        cmocka_unit_test(units_have_three_digits),
+        cmocka_unit_test(budgets_are_rounded_up),
+        cmocka_unit_test(texts_are_made_fit_to_show),
+        cmocka_unit_test(an_answer_is_told),
+        cmocka_unit_test(gaps_are_rounded_up),
+        cmocka_unit_test(no_answer_is_told),
+        cmocka_unit_test(many_ranges_are_cut),
+        cmocka_unit_test(answers_are_compared),
+        cmocka_unit_test(a_timeline_has_lanes_and_curves),
+        cmocka_unit_test(running_out_of_memory),
+        cmocka_unit_test(a_sink_that_fails_is_told),
+        cmocka_unit_test(options_are_told),
+        cmocka_unit_test(the_objective_of_a_selection_is_told),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

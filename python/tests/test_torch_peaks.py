@@ -97,20 +97,20 @@ def measured(
             with preserved(model, torch.device("cpu")):
                 for p in model.parameters():
                     p.grad = torch.zeros_like(p) if gradients == "accumulated" else None
-                kept = step_memory.AttributeMemory(plan, model)
-                there = step_memory.resident_of(plan, step_memory.gradient_bytes_of(model))
+                there = step_memory.StepMemory(plan, model)
                 begin = meter.mark()
                 with region():
                     output = model(*made.args, **made.kwargs)
                     loss = output.loss if made.loss_fn is None else made.loss_fn(output)
                 loss.backward()
-                found.append((begin, meter.mark(), gradients, there + kept.uncounted(model, sees_going=False)))
+                end = meter.mark()
+                found.append((begin, end, gradients, there.resident_bytes + there.uncounted_bytes(model)))
                 grads = [p.grad for p in model.parameters() if p.grad is not None]
                 left = list(map(fingerprint, [loss, *grads, *model.buffers(), torch.get_rng_state()]))
                 assert prints.setdefault(gradients, left) == left
                 del output, loss, grads
-    for begin, end, gradients, there in found:
-        peak = there + meter.peak(begin, end) - meter.level(begin)
+    for begin, end, gradients, resident_bytes in found:
+        peak = resident_bytes + meter.rise(begin, end)
         yield peak, plan.accumulated_peak_bytes if gradients == "accumulated" else plan.created_peak_bytes
 
 

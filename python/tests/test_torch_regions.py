@@ -448,10 +448,10 @@ def test_all_traces_of_a_graph_have_one_curve(monkeypatch, kernels):
     block(x.requires_grad_()).sum().backward()
     [graph] = backend.recorded
     curve, least = graph.curve, region_levels.Level(0.0, 0.0)
-    first, ops, searches = graph._joint, curve.at(least).ops, curve.searches
+    first, ops, searches = graph._graph._joint, curve.at(least).ops, curve.searches
     backend.option = backend.number_of(least)
     block(x).sum().backward()
-    assert graph._joint is not first and graph.curve is curve and curve.searches == searches
+    assert graph._graph._joint is not first and graph.curve is curve and curve.searches == searches
     assert graph.recomputed[backend.option] > 0
     assert [partition.ops for partition in backend._partitions.at_levels([region_levels.level_text(least)])] == [ops]
 

@@ -22,12 +22,10 @@ from .compiled.captured import compiled_with
 from .compiled.compiled_model import (
     ROUNDS,
     CompiledModel,
-    CompiledReport,
     StepResult,
     differences,
     given_bytes,
     known,
-    remember,
     warn_of_capture,
 )
 from .compiled.compiled_plan import CompiledPlan
@@ -171,8 +169,20 @@ def compile(
                 if regions is False or plan is not None:
                     raise
         blocks = "auto" if regions is True else regions
-        asked = (request.budget, request.kernels, optimizer, request.gradients, request.holds_output, prove, solver)
-        by_block = RegionRequest(*asked, time_limit, blocks, to, request.optimizer_peak_bytes, of_blocks)
+        by_block = RegionRequest(
+            budget=request.budget,
+            kernels=request.kernels,
+            optimizer=optimizer,
+            gradients=request.gradients,
+            holds_output=request.holds_output,
+            prove=prove,
+            solver=solver,
+            time_limit=time_limit,
+            blocks=blocks,
+            to=to,
+            optimizer_peak_bytes=request.optimizer_peak_bytes,
+            plan=of_blocks,
+        )
         resident_bytes = _resident_bytes(request, sample, device)
         compile_regions(sample, device, resident_bytes, by_block, reporter)
     return model
@@ -310,15 +320,7 @@ def _compiled(
             if found:
                 _explain(found, made, measured)
             last = dataclasses.replace(plan, measured_peak_bytes=peak)
-            made.report = CompiledReport(
-                (*backend.plans[:-1], last),
-                peak,
-                measured.step_ns,
-                None if plain is None else max(plain.peak_bytes, made.optimizer_peak_bytes),
-                None if plain is None else plain.step_ns,
-                found,
-            )
-            remember(compiled, made)
+            made.make_report((*backend.plans[:-1], last), None, measured, peak, plain, found)
             return compiled
         if request.plan is not None:
             raise BudgetExceeded.of_given_plan(peak, plan.budget_bytes)
@@ -393,4 +395,4 @@ def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
         del loss
         for root in roots:
             root.grad = None
-    return taken, meter.peak(first, last) - meter.level(first)
+    return taken, meter.rise(first, last)

@@ -17,17 +17,15 @@ from .base.progress import reported_progress
 from .compiled.compiled_model import (
     ROUNDS,
     CompiledModel,
-    CompiledReport,
     StepResult,
     differences,
     given_bytes,
     known,
-    remember,
     warn_of_capture,
 )
 from .compiled.region_levels import UNPLANNED, Level
 from .compiled.region_options import RegionPass
-from .compiled.region_plan import RegionPlan, chosen_options, is_single_level, levels_of, options_of
+from .compiled.region_plan import RegionPlan, is_single_level, levels_of, options_of
 from .compiled.region_shapes import ShapeGuard, refuse_growth
 from .compiled.regions import Regions, modules_of
 from .compiled.request import remedies
@@ -38,7 +36,7 @@ from .planning.plan import Plan
 from .planning.shapes import described
 from .planning.step_profile import Profile
 from .planning.task import Task
-from .profiler import How, profile_by
+from .profiler import ProfileSettings, profile_by
 from .profiling import call_trace, discovery
 from .profiling.profileable import check_differentiable, check_model
 from .profiling.sample import Sample
@@ -123,7 +121,7 @@ class RegionModel(CompiledModel):
         first, runs_once = self._solved(miss_bytes)
         levels = levels_of(first, stages)
         chosen, plan = options_of(levels, stages), first
-        if chosen != chosen_options(first) or not (runs_once or first.is_plain):
+        if chosen != first.chosen_options or not (runs_once or first.is_plain):
             plan = self.task(miss_bytes, runs_once=runs_once, chosen=chosen).plan(self.request.budget)
         of_wholes = self.task().least_budget()  # with blocks that are recomputed as wholes
         known_least = filter(None, (first.least_budget_bytes, plan.least_budget_bytes, of_wholes))
@@ -317,10 +315,7 @@ class RegionModel(CompiledModel):
             peak,
             tuple(_notes(self.regions)),
         )
-        plain_peak = None if plain is None else max(plain.peak_bytes, plan.optimizer_peak_bytes)
-        plain_ns = None if plain is None else plain.step_ns
-        self.report = CompiledReport((), peak, measured.step_ns, plain_peak, plain_ns, found, made)
-        remember(self.model, self)
+        self.make_report((), made, measured, peak, plain, found)
 
     def _refuse_or_warn(self, found: Sequence[str], measured: StepResult) -> None:
         """Warn where torch's capture makes the difference, and raise where the plan does."""
@@ -448,7 +443,7 @@ def _profiled(made: RegionModel, request: RegionRequest) -> Profile:
     """The profile of a step whose blocks are compiled, with their options."""
     sample, regions = made.sample, made.regions
     return profile_by(
-        How(options=functools.partial(RegionPass, regions)),
+        ProfileSettings(option_pass=functools.partial(RegionPass, regions)),
         made.model,
         sample.args,
         sample.kwargs,

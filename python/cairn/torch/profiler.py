@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 
 import torch
 from cairn import ProgressCallback
@@ -117,35 +117,26 @@ def profile(
     >>> profile = ct.profile(model, x, loss_fn=loss_fn, optimizer=optimizer)
     >>> print(ct.sweep(profile, 5))
     """
-    how = How(passes, inside, keep)
+    settings = ProfileSettings(passes, inside, keep)
     around: Any = {"outside": outside, "holds_output": holds_output, "progress": progress}
-    return profile_by(how, model, args, kwargs, loss_fn=loss_fn, optimizer=optimizer, blocks=blocks, **around)
-
-
-class FindsOptions(Protocol):
-    """A pass that adds options to the blocks that were measured."""
-
-    def run(self) -> None:
-        """Adds them."""
-
-
-OptionPasses = Callable[[Sample, list[Block], StepMeasure, ParameterUsers, torch.device], FindsOptions]
+    return profile_by(settings, model, args, kwargs, loss_fn=loss_fn, optimizer=optimizer, blocks=blocks, **around)
 
 
 @dataclasses.dataclass(frozen=True)
-class How:
-    """Settings of the measurement: `passes` and `keep` as for `profile`, and those of options inside blocks."""
+class ProfileSettings:
+    """Settings of the measurement: `passes`, `inside` and `keep` as for `profile`.
+
+    option_pass: makes the pass that measures options of selective recomputation.
+    """
 
     passes: int = 3
     inside: bool = True
     keep: Any = ()
-    options: Callable[[Sample, list[Block], StepMeasure, ParameterUsers, torch.device], FindsOptions] = (
-        option_measure.OptionPass
-    )
+    option_pass: Callable[..., option_measure.OptionPass] = option_measure.OptionPass
 
 
 def profile_by(
-    how: How,
+    settings: ProfileSettings,
     model: nn.Module,
     args: Any,
     kwargs: Mapping[str, Any] | None,
@@ -157,8 +148,8 @@ def profile_by(
     holds_output: bool,
     progress: ProgressCallback | Literal[False] | None,
 ) -> Profile:
-    """`profile`, with blocks measured as is said."""
-    passes, inside, keep = how.passes, how.inside, how.keep
+    """`profile`, with these settings of the measurement."""
+    passes, inside, keep = settings.passes, settings.inside, settings.keep
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
     optimizer = unwrapped(optimizer)
@@ -188,8 +179,8 @@ def profile_by(
         sample.replaced = Replaced(model, replaced)
         tries_whole = blocks == "auto" and inside and not keep and not replaced.notes()
         whole = discovery.whole_if_better(model, observed, stages, free_bytes(device)) if tries_whole else []
-        as_whole = _as_whole(sample, whole, observed, device, how) if whole else None
-        measured, stages = as_whole or _measure_all(sample, stages, observed, device, how)
+        as_whole = _as_whole(sample, whole, observed, device, settings) if whole else None
+        measured, stages = as_whole or _measure_all(sample, stages, observed, device, settings)
         notes = [*_notes(sample, measured), *_skipped(measured, model, observed)]
     taken, given = measure_optimizer(optimizer), [t for t in sample.static_tensors() if t.device == device]
     return Profile(
@@ -228,36 +219,35 @@ def _trace(sample: Sample, parameters: Parameters) -> call_trace.Trace:
 
 
 def _measure_all(
-    sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device, how: How
+    sample: Sample, blocks: list[Block], observed: call_trace.Trace, device: torch.device, settings: ProfileSettings
 ) -> tuple[StepMeasure, list[Block]]:
     """Memory, times and options of a step's blocks; those that can be stages are returned as well."""
     refuse_chosen_kernels(part for block in blocks for part in block.all_modules())
     refuse_sharded_modules(blocks)
     measured, blocks = _measure(sample, blocks, observed, device)
-    _keep_named(sample.model, measured, how.keep)
+    _keep_named(sample.model, measured, settings.keep)
     _keep_writing(measured, blocks, observed)
     _keep_what_takes_gradients(measured, blocks)
     sample.reporter.begin("recomputing blocks after the forward")
     measured.is_rehearsed = trial_recompute.keep_what_differs(sample, measured.stages, device)
     _count_copies_of_buffers(sample.model, measured.blocks)
-    sample.reporter.begin("timing blocks", how.passes * len(measured.blocks))
-    timing.TimePasses(sample, blocks, measured, device).run(how.passes)
-    if how.inside:
+    sample.reporter.begin("timing blocks", settings.passes * len(measured.blocks))
+    timing.TimePasses(sample, blocks, measured, device).run(settings.passes)
+    if settings.inside:
         sample.reporter.begin("measuring options inside blocks", len(measured.blocks))
         parameter_users = ParameterUsers(observed.call_order(blocks), measured.used_by_model)
-        how.options(sample, blocks, measured, parameter_users, device).run()
+        settings.option_pass(sample, blocks, measured, parameter_users, device).run()
     return measured, blocks
 
 
 def _as_whole(
-    sample: Sample, whole: list[Block], observed: call_trace.Trace, device: torch.device, how: How
+    sample: Sample, whole: list[Block], observed: call_trace.Trace, device: torch.device, settings: ProfileSettings
 ) -> tuple[StepMeasure, list[Block]] | None:
     """The measurement of the whole model as one block; None if it cannot be recomputed selectively."""
     try:
-        measured, blocks = _measure_all(sample, whole, observed, device, how)
+        measured, blocks = _measure_all(sample, whole, observed, device, settings)
     except Unsupported:
-        for parameter in sample.model.parameters():
-            parameter.grad = None
+        sample.drop_gradients()
         return None
     return (measured, blocks) if any(stage.options for stage in measured.blocks) else None
 
@@ -320,7 +310,7 @@ def _keep_named(model: nn.Module, measured: StepMeasure, keep: Any) -> None:
     for stage in measured.blocks:
         block = resolve(model, stage.name)
         if parts & set(map(id, block.modules)) or kept & set(map(id, block.all_modules())):
-            stage.keep_reason = stage.keep_reason or "is listed in keep="
+            stage.keep("is listed in keep=")
 
 
 def _keep_writing(measured: StepMeasure, blocks: list[Block], observed: call_trace.Trace) -> None:
@@ -336,7 +326,7 @@ def _keep_what_takes_gradients(measured: StepMeasure, blocks: list[Block]) -> No
     inside = {block.name for block in blocks if block.has_gradients_inside}
     for stage in measured.blocks:
         if stage.name in inside:
-            stage.keep_reason = stage.keep_reason or GRADIENTS_INSIDE
+            stage.keep(GRADIENTS_INSIDE)
 
 
 def _resident(sample: Sample, measured: StepMeasure, optimizer: OptimizerMemory, workspaces: int) -> dict[str, int]:

@@ -117,6 +117,16 @@ def give_back() -> None:
     _compat.trim_heap()
 
 
+def first_free(used: Iterable[range], size: int) -> int:
+    """The beginning of the first free range of `size` bytes. used: the ranges that are in use."""
+    end = 0
+    for span in sorted(used, key=lambda span: span.start):
+        if span.start - end >= size:
+            break
+        end = max(end, span.stop)
+    return end
+
+
 # -- meters --------------------------------------------------------------------------------------------------
 
 
@@ -156,6 +166,10 @@ class Meter:
     def peak(self, first: int, last: int) -> int:
         """Most bytes allocated from mark `first` to mark `last`."""
         return self._levels[first] if first == last else max(self._peaks[first:last])
+
+    def rise(self, first: int, last: int) -> int:
+        """By how much the peak from mark `first` to mark `last` is above the level at `first`, in bytes."""
+        return self.peak(first, last) - self.level(first)
 
     is_of_cpu = False
     was_interrupted = False

@@ -1,13 +1,30 @@
-"""Reading the files of plans."""
+"""Reading and writing the files of plans."""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from .errors import PlanMismatch
+
+
+def write_json(path: str | os.PathLike[str], data: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a file of JSON as a whole: a write that fails leaves the file as it was."""
+    target = Path(path)
+    if target.is_dir():
+        raise IsADirectoryError(f"{target} is a directory; a plan is saved to a file, such as {target / 'plan.json'}")
+    if not target.parent.is_dir():
+        raise FileNotFoundError(f"{target}: there is no folder {target.parent}")
+    unfinished = target.with_name(target.name + ".unfinished")
+    try:
+        unfinished.write_text(json.dumps(data, indent=indent) + "\n", encoding="utf-8")
+        unfinished.replace(target)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
 
 
 def read_json(path: str | os.PathLike[str]) -> Any:

@@ -118,6 +118,10 @@ class StageMeasure:
         """Whether selective recomputation is possible."""
         return self.keep_reason in ("", GRADIENTS_INSIDE, RUNS_ONCE)
 
+    def keep(self, reason: str) -> None:
+        """The block must not be recomputed. The first reason stays."""
+        self.keep_reason = self.keep_reason or reason
+
     def arriving_bytes(self, created: bool) -> int:
         """Bytes of all gradients that exist when its backward begins."""
         return self.grad_bytes + (self.pending_grad_bytes if created else self.accumulated_pending_grad_bytes)

@@ -134,13 +134,13 @@ class Backend:
         )
         planner = Planner(request, device, resident, captured.read)
         try:
-            return planner, captured.compiled(inputs, request.kernels, planner)
+            return planner, captured.planned(inputs, request.kernels, planner)
         except InfeasibleBudget as error:
             was_measured = correction_bytes != 0
             if not was_measured and (request.kernels == "eager" or not _fits_on_device(error, resident, device)):
                 raise
         planner = Planner(dataclasses.replace(request, least=True), device, resident, captured.read)
-        return planner, captured.compiled(inputs, request.kernels, planner)
+        return planner, captured.planned(inputs, request.kernels, planner)
 
     def _resident(self, inputs: Sequence[Any], device: torch.device) -> dict[str, int]:
         """Memory that is resident on the device during the whole step: bytes by name."""
@@ -328,7 +328,7 @@ def _peak_above_start(compiled: Callable[..., Any], inputs: Sequence[Any], plann
         first = meter.mark()
         _step(compiled, inputs, planner.request.holds_output)
         last = meter.mark()
-    return meter.peak(first, last) - meter.level(first)
+    return meter.rise(first, last)
 
 
 class _Loss(torch.autograd.Function):

@@ -32,12 +32,18 @@ class Captured:
         self._by_operators = _compat.ByOperators(module)
         self._joint: JointGraph | None = None
 
-    def compiled(self, inputs: Sequence[Any], kernels: str, planner: Planner) -> Callable[..., Any]:
-        """Compile the graph, cut by a planner. kernels: "eager" or "inductor"."""
+    def compiled(self, inputs: Sequence[Any], kernels: str, partition: Callable[..., Any]) -> Callable[..., Any]:
+        """Compile the graph, cut by a partition function of AOTAutograd. kernels: "eager" or "inductor"."""
         if kernels == "eager":
-            return self._by_operators.compiled(inputs, planner)
+            return self._by_operators.compiled(inputs, partition)
+        return _compat.compiled_by_inductor(self.module, inputs, partition)
+
+    def planned(self, inputs: Sequence[Any], kernels: str, planner: Planner) -> Callable[..., Any]:
+        """Compile the graph, cut by a planner, which reads the code of fused kernels afterwards."""
+        if kernels == "eager":
+            return self.compiled(inputs, kernels, planner)
         with _compat.generated_code() as code:
-            compiled = _compat.compiled_by_inductor(self.module, inputs, planner)
+            compiled = self.compiled(inputs, kernels, planner)
         planner.read_code(code)
         return compiled
 

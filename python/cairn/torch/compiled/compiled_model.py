@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import cairn
 import torch
@@ -17,15 +16,16 @@ from torch import nn
 from ..base import clock, memory, ranks
 from ..base.budgets import free_bytes, resolve
 from ..base.errors import Unsupported, VerificationFailed, out_of_time, warn
-from ..planning.plan import Plan
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.module_state import same_results
 from ..rerun_state.preserve import Buffers, Randomness
 from ..rerun_state.sharded import is_shared
 from .backend import Backend, GraphPrepared
 from .compiled_plan import CompiledPlan
+from .region_plan import RegionPlan
 
 ROUNDS = 3  # how often a step is planned and measured, each time corrected by the measurement before
+CURVE_TIME_LIMIT = "2s"  # of the solver, for each point of a curve
 MAX_COMPILATIONS = 4  # steps of one model that may compile, before it is refused
 
 
@@ -39,28 +39,6 @@ class StepResult:
     random: Randomness
     peak_bytes: int
     step_ns: int
-
-
-class Regions(Protocol):
-    """The plan of a step whose blocks are compiled one by one."""
-
-    @property
-    def kernels(self) -> str:
-        """Which kernels: "eager" or "inductor"."""
-
-    @property
-    def budget_bytes(self) -> int:
-        """The budget of the step."""
-
-    @property
-    def plan(self) -> Plan:
-        """The chain of blocks, and an option for each."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The plan as plain data."""
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the plan to a file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,7 +65,7 @@ class CompiledReport:
     plain_peak_bytes: int | None
     plain_ns: int | None
     differences: tuple[str, ...] | None
-    regions: Regions | None = None
+    regions: RegionPlan | None = None
 
     def __str__(self) -> str:
         lines = [str(plan) for plan in (*self.plans, *filter(None, [self.regions]))]
@@ -174,7 +152,7 @@ class CompiledModel:
         is not measured: `peak_bytes` is then the resident memory alone.
         """
         model, meter, buffers = self.model, memory.meter_for(self.device, may_compile), Buffers(self.model)
-        with self._gradients_set_aside(), memory.not_collecting():
+        with _gradients_set_aside(model), memory.not_collecting():
             with meter:  # what is allocated under it is released under it
                 first, start_ns = meter.mark(), clock.read()
                 loss = self._run(function)
@@ -190,7 +168,7 @@ class CompiledModel:
                     parameter.grad = None
             buffers_after = {name: buffer.detach().clone() for name, buffer in model.named_buffers()}
             buffers.restore()
-        peak_above_start = meter.peak(first, last) - meter.level(first) if is_measured else 0
+        peak_above_start = meter.rise(first, last) if is_measured else 0
         return StepResult(loss_copy, grads, buffers_after, random, self.resident_bytes + peak_above_start, elapsed_ns)
 
     def _run(self, function: Callable[..., Any]) -> torch.Tensor | None:
@@ -198,9 +176,6 @@ class CompiledModel:
         output, loss = sample.results(sample.output(function))
         backward_of(output, loss)
         return None if loss is None else loss.detach()
-
-    def _gradients_set_aside(self) -> _GradientsSetAside:
-        return _GradientsSetAside(self.model)
 
     def plain_step(self) -> StepResult:
         """One step of the model without compilation."""
@@ -218,6 +193,24 @@ class CompiledModel:
         reporter.begin("comparing with the step without compilation")
         return self.plain_step()
 
+    def make_report(
+        self,
+        plans: tuple[CompiledPlan, ...],
+        regions: RegionPlan | None,
+        compiled_step: StepResult,
+        peak_bytes: int,
+        plain_step: StepResult | None,
+        differing: tuple[str, ...] | None,
+    ) -> None:
+        """Make the report of a compiled step. peak_bytes: its peak, the optimizer's step included."""
+        plain_bytes = None if plain_step is None else max(plain_step.peak_bytes, self.optimizer_peak_bytes)
+        plain_ns = None if plain_step is None else plain_step.step_ns
+        times = compiled_step.step_ns, plain_bytes, plain_ns
+        self.report = CompiledReport(plans, peak_bytes, *times, differing, regions)
+        compiled = self._compiled()
+        assert compiled is not None
+        remember(compiled, self)
+
     @property
     def is_shared(self) -> bool:
         """Whether the model is sharded over several ranks."""
@@ -230,18 +223,16 @@ class CompiledModel:
         return self.step(compiled, may_compile)
 
 
-class _GradientsSetAside:
-    """Context manager that removes a model's gradients for the body, and restores them after it."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._grads = [(p, p.grad) for p in model.parameters()]
-
-    def __enter__(self) -> None:
-        for parameter, _ in self._grads:
-            parameter.grad = None
-
-    def __exit__(self, *exc: object) -> None:
-        for parameter, grad in self._grads:
+@contextlib.contextmanager
+def _gradients_set_aside(model: nn.Module) -> Iterator[None]:
+    """Remove a model's gradients for the body, and restore them after it."""
+    grads = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in grads:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, grad in grads:
             parameter.grad = grad
 
 
@@ -326,7 +317,7 @@ def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
         plain_ns=plain_step.step_ns,
         differences=differing,
     )
-    plans: list[CompiledPlan | Regions] = [*report.plans, *filter(None, [report.regions])]
+    plans: list[CompiledPlan | RegionPlan] = [*report.plans, *filter(None, [report.regions])]
     problems = list(differing) if all(plan.kernels == "eager" for plan in plans) else []
     budget = min((plan.budget_bytes for plan in plans), default=None)
     if budget is not None and report.measured_peak_bytes > budget:
@@ -341,7 +332,7 @@ def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
 CurvePoint = tuple[int | None, int | None, float | None]
 
 
-def curve(plan: CompiledPlan, budgets: int | Sequence[Any], time_limit: str = "2s") -> Iterator[tuple[int, CurvePoint]]:
+def curve(plan: CompiledPlan, budgets: int | Sequence[Any]) -> Iterator[tuple[int, CurvePoint]]:
     """The curve of memory against time of a compiled step, by the simulator: budgets in bytes, each with its point.
 
     budgets: sizes, or a number of budgets between the least that works and that of a step without recomputation.
@@ -349,15 +340,15 @@ def curve(plan: CompiledPlan, budgets: int | Sequence[Any], time_limit: str = "2
     graph = plan.graph
     device = torch.device(plan.device)
     if isinstance(budgets, int):
-        limits = cairn.limits(graph, time_limit=time_limit)
+        limits = cairn.limits(graph, time_limit=CURVE_TIME_LIMIT)
         low, high = limits.least_bytes, limits.store_all_bytes
         if low is None or high is None:
-            raise out_of_time(time_limit)
+            raise out_of_time(CURVE_TIME_LIMIT)
         budgets_bytes = [low + (high - low) * i // max(budgets - 1, 1) + plan.reserve_bytes for i in range(budgets)]
     else:
         budgets_bytes = [resolve(budget, device, sum(plan.resident.values())) for budget in budgets]
     for budget in budgets_bytes:
-        solution = cairn.solve(graph, max(1, budget - plan.reserve_bytes), time_limit=time_limit)
+        solution = cairn.solve(graph, max(1, budget - plan.reserve_bytes), time_limit=CURVE_TIME_LIMIT)
         if solution.makespan_ns is None or solution.store_all_ns is None:
             yield budget, (None, None, None)
             continue

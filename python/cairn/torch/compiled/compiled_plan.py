@@ -7,14 +7,13 @@ import json
 import os
 from collections import Counter
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import cairn
 from cairn import format_budget, format_bytes, format_ns
 
 from ..base.errors import PlanMismatch
-from ..base.plan_files import read_plan
+from ..base.plan_files import read_plan, write_json
 
 FORMAT, VERSION = "cairn-compiled-plan", 1
 _LARGEST = 6  # parts of a peak that a report names
@@ -115,7 +114,7 @@ class CompiledPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file."""
-        Path(path).write_text(json.dumps(self.to_json()), encoding="utf-8")
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> CompiledPlan:

@@ -80,13 +80,13 @@ class GraphOffloading:
     def slowed_ns(self, solution: cairn.Solution) -> int:
         """The time by which transfers slow down concurrent computations. The simulator does not count it."""
         assert solution.schedule is not None
-        machine, slowdown = self._machine, self._host.to.slowdown
+        machine = self._machine
         rates = {"offload": machine.to_host_bytes_per_s, "prefetch": machine.to_device_bytes_per_s}
         busy = dict.fromkeys(rates, 0)
         for name, v in ((str(op[0]), int(op[1])) for op in solution.schedule.ops if op[0] in rates):
             busy[name] += machine.latency_ns + self.graph.nodes[v].bytes * 10**9 // rates[name]
         link = sum(busy.values()) if machine.shared_link else max(busy.values())
-        return int(max(0, link - (solution.stall_ns or 0)) * slowdown / (1 + slowdown))
+        return self._host.to.slowdown_ns(link, solution.stall_ns or 0)
 
     def _pinned(self, graph: cairn.Graph) -> cairn.Graph:
         """The problem with the aliases that pin outputs and gradients on the device."""

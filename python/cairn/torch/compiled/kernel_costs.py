@@ -19,6 +19,7 @@ from torch import fx
 from ..base import _compat, clock, memory
 from .joint_graph import JointGraph, cost_key
 from .problem import Costs
+from .transfers import layout_of, spanned_elements
 
 #: A call is repeated at most so often, and after four times only until it has taken so long in all.
 MAX_NS, MAX_REPETITIONS = 20_000_000, 6
@@ -115,7 +116,7 @@ def workspace(function: Any, args: Sequence[Any], kwargs: Any, device: torch.dev
         result = function(*args, **kwargs)
         last = meter.mark()
         del result
-    peak_bytes, result_bytes = meter.peak(first, last) - meter.level(first), meter.level(last) - meter.level(first)
+    peak_bytes, result_bytes = meter.rise(first, last), meter.level(last) - meter.level(first)
     return max(0, peak_bytes - result_bytes)
 
 
@@ -138,10 +139,8 @@ def made_up(value: Any) -> Any:
         return _compat.size_hint(value)
     if not isinstance(value, torch.Tensor):
         return value
-    shape = [_compat.size_hint(size) for size in value.shape]
-    stride = [_compat.size_hint(step) for step in value.stride()]
-    extent = 1 + sum((size - 1) * step for size, step in zip(shape, stride, strict=True)) if all(shape) else 0
-    flat = torch.empty(max(extent, 0), dtype=value.dtype, device=value.device)
+    shape, stride, dtype, device = layout_of(value)
+    flat = torch.empty(max(spanned_elements(value), 0), dtype=dtype, device=device)
     if value.dtype.is_floating_point:
         flat.uniform_(0.1, 1.0)
     else:

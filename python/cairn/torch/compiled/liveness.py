@@ -30,7 +30,7 @@ MAX_OPERATIONS_ON_CPU, MAX_OPERATIONS = 50, 30
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class GraphPeak:
     """The moment of a memory peak.
 
     Attributes
@@ -75,7 +75,7 @@ class Liveness:
         self._kept = [node for node in returned if isinstance(node, fx.Node) and node.name in self._saved]
         self._copies_bytes = costs.copies_bytes
 
-    def peak(self, surroundings: Surroundings, code: _compat.GeneratedCode | None = None) -> Moment:
+    def peak(self, surroundings: Surroundings, code: _compat.GeneratedCode | None = None) -> GraphPeak:
         """The peak of a step, fixed memory included: of the forward, the loss and the backward.
 
         code: the allocations in the code that a compiler generated for the two graphs. They are estimated without it.
@@ -95,7 +95,7 @@ class Liveness:
             )  # of inputs: the forward's code returns them for the backward
             last, _ = self._backward.run_code(code.backward, held_bytes + copies_bytes)
         loss_bytes = between_bytes + copies_bytes + surroundings.loss_workspace_bytes
-        loss = Moment(loss_bytes, "loss", "loss", live_between)
+        loss = GraphPeak(loss_bytes, "loss", "loss", live_between)
         moment = max(first, loss, last, key=lambda one: one.peak_bytes)
         fixed_bytes = surroundings.fixed_bytes + surroundings.correction_bytes
         return dataclasses.replace(moment, peak_bytes=moment.peak_bytes + fixed_bytes)
@@ -181,12 +181,12 @@ class _Phase:
         roots = {self._root[node] for node in nodes if node is not None and node in self._root}
         return {root.name: self._size[root] for root in roots}
 
-    def run(self, other_bytes: int) -> Moment:
+    def run(self, other_bytes: int) -> GraphPeak:
         """The peak of the graph, with `other_bytes` resident all along."""
         last_readers = self._find_last_readers()
         live = {root: self._size[root] for root in self._size if root.op == "placeholder"}
         level = other_bytes + sum(live.values())
-        best = Moment(level, self._name, "inputs", {node.name: size for node, size in live.items()})
+        best = GraphPeak(level, self._name, "inputs", {node.name: size for node, size in live.items()})
         freed_after: dict[fx.Node, list[fx.Node]] = {}
         for root, reader in last_readers.items():
             freed_after.setdefault(reader, []).append(root)
@@ -200,12 +200,12 @@ class _Phase:
                 level += self._size[root]
             in_use = level + self._workspace(node)
             if in_use > best.peak_bytes:
-                best = Moment(in_use, self._name, node.name, {root.name: size for root, size in live.items()})
+                best = GraphPeak(in_use, self._name, node.name, {root.name: size for root, size in live.items()})
             for root in (*freed_after.get(node, []), *(root for root in allocated if root not in last_readers)):
                 level -= live.pop(root, 0)
         return best
 
-    def run_code(self, events: Iterable[_compat.Event], other_bytes: int) -> tuple[Moment, int]:
+    def run_code(self, events: Iterable[_compat.Event], other_bytes: int) -> tuple[GraphPeak, int]:
         """The peak of the code that a compiler generated for the graph, with `other_bytes` resident all along.
 
         Also returns the bytes in use at its end.
@@ -237,7 +237,7 @@ class _Phase:
         by_node: collections.Counter[str] = collections.Counter()
         for name, size in best[2].items():
             by_node[producer.get(name, name)] += size
-        return Moment(best[0], self._name, best[1], dict(by_node)), level
+        return GraphPeak(best[0], self._name, best[1], dict(by_node)), level
 
     def _find_registers(self) -> set[fx.Node]:
         """The roots of values that are never in memory: pointwise ones, and products that are merged into sums."""

@@ -30,7 +30,7 @@ from .emission import Emitted, emit
 from .fused_groups import Groups, by_result, groups_of, in_groups
 from .graph_offloading import GraphOffloading
 from .joint_graph import JointGraph, is_tangent, read, unknown_size
-from .liveness import Liveness, Moment
+from .liveness import GraphPeak, Liveness
 from .problem import Costs, graph_of, repeated_ns
 from .request import Request
 
@@ -71,7 +71,7 @@ class Candidate:
     forward: fx.GraphModule
     backward: fx.GraphModule
     liveness: Liveness
-    moment: Moment
+    moment: GraphPeak
 
     @property
     def peak_bytes(self) -> int:
@@ -290,7 +290,7 @@ class Planner:
 
     def _emit_and_cut(
         self, joint: JointGraph, costs: Costs, schedule: cairn.Schedule
-    ) -> tuple[Emitted, fx.GraphModule, fx.GraphModule, Liveness, Moment]:
+    ) -> tuple[Emitted, fx.GraphModule, fx.GraphModule, Liveness, GraphPeak]:
         """Generate the forward and the backward graph of a schedule, and compute their peak."""
         if self._offloading is None:
             emitted = emit(joint, by_result(schedule.ops, self._groups))
@@ -369,7 +369,7 @@ class Planner:
         self._offloading = GraphOffloading(joint, self._groups, graph, host, host.to.machine)
         return self._offloading.graph
 
-    def _peak_fields(self, moment: Moment) -> dict[str, Any]:
+    def _peak_fields(self, moment: GraphPeak) -> dict[str, Any]:
         """The fields of `CompiledPlan` about the predicted peak."""
         return {
             "peak_bytes": max(moment.peak_bytes, self.request.optimizer_peak_bytes),
@@ -464,7 +464,7 @@ def _makespan_ns(solution: cairn.Solution) -> int:
     return solution.makespan_ns
 
 
-def _parts_by_operator(moment: Moment) -> dict[str, int]:
+def _parts_by_operator(moment: GraphPeak) -> dict[str, int]:
     """The bytes at a peak by operator. Calls of one operator count as one part."""
     parts: dict[str, int] = {}
     for name, size in moment.resident.items():

@@ -21,8 +21,9 @@ from ..base import _compat
 from ..base.errors import PlanMismatch, Unsupported
 from . import fused_costs, kernel_costs
 from .backend import raising
+from .captured import Captured
 from .emission import emit
-from .joint_graph import JointGraph, read
+from .joint_graph import JointGraph
 from .partitions import Partitions, have_same_results
 from .problem import Costs
 from .region_levels import EVERYTHING, UNPLANNED, GraphCurve, Level, level_text
@@ -47,10 +48,8 @@ class RegionGraph:
     """
 
     def __init__(self, backend: RegionBackend, module: fx.GraphModule) -> None:
-        self._backend, self._module = backend, module
-        self._by_operators = _compat.ByOperators(module)
-        self._captured = _compat.CapturedInputs(module)
-        self._joint: JointGraph | None = None
+        self._backend, self._graph = backend, Captured(module)
+        self._inputs = _compat.CapturedInputs(module)
         self._uncut: Code | None = None  # without gradients: for all options
         self.curve: GraphCurve | None = None
         self.not_planned = ""
@@ -74,7 +73,7 @@ class RegionGraph:
             self._backend.recorded.append(self)
             option = self._backend.number_of(EVERYTHING)
         if option not in self.codes:
-            with self._captured.active() as inputs:
+            with self._inputs.active() as inputs:
                 self.compile(option, inputs)
         return self.codes[option]
 
@@ -85,17 +84,12 @@ class RegionGraph:
             cut = functools.partial(self._cut, option)
             with torch.autograd.graph.saved_tensors_hooks(_identity, _identity):  # hides active hooks from tracing
                 try:
-                    code = self._compiled(inputs, cut)
+                    code = self._graph.compiled(inputs, self._backend.kernels, cut)
                 except PlanMismatch as error:
                     code = raising(error)
                 else:
                     self._uncut = None if option in self.recomputed else code
         self.codes[option] = code if self._uncut is None else self._uncut
-
-    def _compiled(self, inputs: Sequence[Any], partition: Any) -> Code:
-        if self._backend.is_by_operators:
-            return self._by_operators.compiled(inputs, partition)
-        return _compat.compiled_by_inductor(self._module, inputs, partition)
 
     def _cut(
         self, option: int, module: fx.GraphModule, joint_inputs: Sequence[Any], *, num_fwd_outputs: int, **others: Any
@@ -118,11 +112,10 @@ class RegionGraph:
 
     def _analysed(self, module: fx.GraphModule, num_fwd_outputs: int) -> tuple[JointGraph, GraphCurve]:
         """The analysed joint graph and its curve. Another trace with the same results keeps the curve that there is."""
-        if self._joint is None or self._joint.module is not module:
-            self._joint = read(module, num_fwd_outputs)
-        if self.curve is None or not have_same_results(self.curve.joint, self._joint):
-            self.curve = self._backend.curve_of(self._joint)
-        return self._joint, self.curve
+        joint = self._graph.read(module, num_fwd_outputs)
+        if self.curve is None or not have_same_results(self.curve.joint, joint):
+            self.curve = self._backend.curve_of(joint)
+        return joint, self.curve
 
 
 class RegionBackend:
@@ -146,7 +139,7 @@ class RegionBackend:
     """
 
     def __init__(self, kernels: str, device: torch.device, partitions: Partitions) -> None:
-        self.is_by_operators = kernels == "eager"
+        self.kernels, self.is_by_operators = kernels, kernels == "eager"
         self._device, self._partitions = device, partitions
         self.levels, self.option = [EVERYTHING], 0
         self.graphs = self.compilations = 0

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import cairn
@@ -15,7 +13,7 @@ from cairn import format_budget, format_bytes, format_ns
 from torch import nn
 
 from ..base.errors import PlanMismatch
-from ..base.plan_files import read_plan
+from ..base.plan_files import read_plan, write_json
 from ..base.stage_measure import StageMeasure
 from ..planning.fingerprint import fingerprint_of
 from ..planning.plan import Plan, chain_of
@@ -122,7 +120,7 @@ class RegionPlan:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan to a file."""
-        Path(path).write_text(json.dumps(self.to_json()), encoding="utf-8")
+        write_json(path, self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> RegionPlan:
@@ -179,7 +177,7 @@ class RegionPlan:
         lines = [f"  {'stage':<{width}}  {'saves':>12} {'of':>12} {'forward':>10} {'backward':>10}"]
         runs = collections.Counter(op[1] for op in self.plan.ops if op[0].startswith("forward"))
         offloaded = {op[2] for op in self.plan.ops if op[0] == "offload"}
-        for number, (ref, chosen) in enumerate(zip(self.plan.stages, chosen_options(self.plan), strict=True), 1):
+        for number, (ref, chosen) in enumerate(zip(self.plan.stages, self.plan.chosen_options, strict=True), 1):
             option = self.plan.problem["stages"][number - 1]["options"][chosen]
             stage = self.profile.stages[number - 1]
             everything = max(stage.saved_bytes, stage.output_bytes)
@@ -195,12 +193,6 @@ def is_single_level(plan: Plan) -> bool:
     return len(plan.ops) == 2 * len(plan.stages)
 
 
-def chosen_options(plan: Plan) -> list[int]:
-    """The option of each stage in its last saving forward."""
-    saved_by = {op[1]: op[2] if len(op) > 2 else 0 for op in plan.ops if op[0] == "forward_save"}
-    return [saved_by.get(number, 0) for number in range(1, len(plan.stages) + 1)]
-
-
 def levels_of(plan: Plan, stages: Sequence[StageMeasure]) -> dict[str, Level]:
     """The level of each block that does not keep everything. All calls of a block have the same level.
 
@@ -208,7 +200,7 @@ def levels_of(plan: Plan, stages: Sequence[StageMeasure]) -> dict[str, Level]:
     """
     chosen: dict[str, list[Level]] = {}
     common: dict[str, list[Level]] = {}
-    for stage, number in zip(stages, chosen_options(plan), strict=True):
+    for stage, number in zip(stages, plan.chosen_options, strict=True):
         levels = _levels(stage)
         chosen.setdefault(stage.name, []).append(levels[number])
         common[stage.name] = [level for level in common.get(stage.name, levels) if level in levels]

@@ -19,6 +19,7 @@ import cairn
 import torch
 
 from ..base._compat import size_hint
+from ..base.memory import first_free
 
 Op = tuple[str, int]
 
@@ -60,9 +61,13 @@ def layout_of(value: torch.Tensor) -> tuple[list[int], list[int], torch.dtype, t
 
 def moved_bytes(value: torch.Tensor) -> int:
     """Host memory that a copy of a value takes: the bytes from the tensor's first element to its last."""
+    return spanned_elements(value) * value.element_size()
+
+
+def spanned_elements(value: torch.Tensor) -> int:
+    """The number of elements in memory from the tensor's first one to its last one."""
     shape, strides, *_ = layout_of(value)
-    last = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))
-    return (last + 1) * value.element_size() if all(shape) else 0
+    return 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) if all(shape) else 0
 
 
 def performed(ops: Iterable[Sequence[Any]], graph: cairn.Graph, budget_bytes: int, end: int) -> list[Op]:
@@ -161,13 +166,9 @@ class HostSlab:
 
     def take(self, v: int, size: int) -> None:
         """Take the first free range of `size` bytes for the copy of a value."""
-        end = 0
-        for used in sorted(self._used.values(), key=lambda used: used.start):
-            if used.start - end >= size:
-                break
-            end = max(end, used.stop)
-        self._used[v] = range(end, end + size)
-        self.most_bytes = max(self.most_bytes, end + size)
+        start = first_free(self._used.values(), size)
+        self._used[v] = range(start, start + size)
+        self.most_bytes = max(self.most_bytes, start + size)
 
     def free(self, v: int) -> None:
         """Free the range of a value's copy."""

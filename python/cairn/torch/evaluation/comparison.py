@@ -19,7 +19,7 @@ import torch
 from ..base import clock, memory
 from ..base.choices import ACCUMULATED
 from ..planning.plan import Plan
-from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
+from ..planning.step_memory import StepMemory
 from ..profiling.sample import Sample, backward_of
 from ..profiling.step_setup import StepSetup
 from ..rerun_state.preserve import Parameters
@@ -81,17 +81,16 @@ class Comparison:
         meter = memory.meter_for(self._device, taken=True)
         with meter:  # what is allocated under it is released under it
             self._prepare()
-            existing, attributes = gradient_bytes_of(model), AttributeMemory(plan, model)
+            step_memory = StepMemory(plan, model)
             with turn() as run:
                 first = meter.mark()
                 loss = self._step(run)
                 last = meter.mark()
                 value = None if loss is None else loss.item()
                 del loss
-            uncounted = attributes.uncounted(model, sees_going=False) - uncounted_bytes(plan, model, existing)
+            resident_bytes = step_memory.resident_bytes + step_memory.uncounted_bytes(model)
             self._setup.leave()
-        rise = meter.peak(first, last) - meter.level(first) + uncounted
-        return _First(max(resident_of(plan, existing) + rise, plan.optimizer_peak_bytes), value)
+        return _First(max(resident_bytes + meter.rise(first, last), plan.optimizer_peak_bytes), value)
 
     def _timed(self, turn: Turn) -> int:
         """The time of a step, in nanoseconds."""

@@ -105,8 +105,8 @@ def sweep(
     if compiled is not None:
         return _compiled_curve(compiled, _wanted(budgets))
     way = {"host_budget": host_budget, "tier": tier, "link": link}
-    asked = {**way, "allow": allow, "scope": scope, "gradients": gradients, "solver": solver}
-    check_request(profile, {**asked, **options})
+    request = {**way, "allow": allow, "scope": scope, "gradients": gradients, "solver": solver}
+    check_request(profile, {**request, **options})
     assert isinstance(profile, Profile)
     wanted = _wanted(budgets)
     others = _checked(beside, rounds)

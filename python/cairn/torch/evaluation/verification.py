@@ -19,7 +19,7 @@ from ..handle import apply, refuse_planned_modules, set_aside
 from ..planning.arguments import check_call, check_plan, positional, refuse_torch_compiled
 from ..planning.measured_step import Measured
 from ..planning.plan import Plan
-from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
+from ..planning.step_memory import StepMemory
 from ..profiling.sample import Sample, backward_of
 from ..profiling.step_setup import StepSetup
 from ..rerun_state.module_state import same_results
@@ -216,7 +216,7 @@ class _Runs:
         memory.give_back()
         model, meter = self._sample.model, self.meter
         self._setup.restore(existing)
-        gradient_bytes, attributes = gradient_bytes_of(model), AttributeMemory(self._plan, model)
+        step_memory = StepMemory(self._plan, model)
         clock.wait_for(self._device)
         first = meter.mark()
         began = clock.read()
@@ -225,14 +225,13 @@ class _Runs:
         clock.wait_for(self._device)
         took = clock.read() - began
         last = meter.mark()
-        uncounted = attributes.uncounted(model, sees_going=False) - uncounted_bytes(self._plan, model, gradient_bytes)
         outcome = _Outcome(
             None if loss is None else loss.detach().clone(),
             {name: p.grad.clone() for name, p in model.named_parameters() if keeps and p.grad is not None},
             {name: b.clone() for name, b in model.named_buffers() if keeps},
             attribute_descriptions(model) if keeps else {},
             Randomness(self._device),
-            resident_of(self._plan, gradient_bytes) + uncounted,
+            step_memory.resident_bytes + step_memory.uncounted_bytes(model),
             first,
             last,
             took,
@@ -260,7 +259,7 @@ class _Runs:
 
     def measured(self, outcome: _Outcome) -> Measured:
         """Once the meter was left."""
-        rise = self.meter.peak(outcome.first, outcome.last) - self.meter.level(outcome.first)
+        rise = self.meter.rise(outcome.first, outcome.last)
         return Measured(outcome.resident_bytes + rise, outcome.step_ns, outcome.existing)
 
 

@@ -16,7 +16,7 @@ from ..base.tree import tensors_in
 from ..planning.fingerprint import autocast_of
 from ..planning.measured_step import Measured
 from ..planning.plan import Plan
-from ..planning.step_memory import AttributeMemory, gradient_bytes_of, resident_of, uncounted_bytes
+from ..planning.step_memory import StepMemory
 from ..rerun_state.backend_flags import changes_since
 from ..runtime.executor import COPIES_OF_ANOTHER
 
@@ -54,11 +54,10 @@ class WatchedStep:
         """
         self.plan = plan
         self._module = weakref.ref(module)
-        self._gradient_bytes = gradient_bytes_of(module)
-        self._attributes = AttributeMemory(plan, module)
+        self._memory = StepMemory(plan, module)
         self._sees_going = sees_going
-        self._uncounted_bytes = 0  # memory in attributes, without bytes that the plan does not count
-        self._resident = resident_of(plan, self._gradient_bytes) + uncounted_before_bytes
+        self._uncounted_bytes = uncounted_before_bytes
+        self._end_bytes = 0  # memory that was not counted when the latest backward ended
         self._outputs: list[_compat.StorageRef] = []  # of the latest forward
         self._dropped = self._held = 0  # bytes of them that were gone, or there, when its backward ended
         self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
@@ -142,8 +141,7 @@ class WatchedStep:
         self._dropped = sum(bytes_of.values()) - self._held
         module = self._module()
         if module is not None:
-            attribute_bytes = self._attributes.uncounted(module, self._sees_going)
-            self._uncounted_bytes = attribute_bytes - uncounted_bytes(self.plan, module, self._gradient_bytes)
+            self._end_bytes = self._memory.uncounted_bytes(module, self._sees_going)
 
     def end(self) -> Measured | None:
         """End the measurement and return it; never call this within a backward, which runs in a state of its own.
@@ -157,9 +155,9 @@ class WatchedStep:
         memory.give_back()
         if self._last is None or meter.was_interrupted or self._disturbed:
             return None
-        rise = meter.peak(self._first, self._last) - meter.level(self._first)
-        peak = self._resident + self._uncounted_bytes + rise
-        return Measured(peak, self._took, self._gradient_bytes > 0, self._dropped)
+        resident = self._memory.resident_bytes + self._uncounted_bytes + self._end_bytes
+        peak = resident + meter.rise(self._first, self._last)
+        return Measured(peak, self._took, self._memory.gradient_bytes > 0, self._dropped)
 
     # ---- results ----
 

@@ -310,12 +310,7 @@ class Transfers:
 
     def free_place(self, count: int) -> int:
         """The first byte of the first place for so many bytes, which may end behind the slab's end."""
-        end = 0
-        for span in self.used_spans():
-            if span.start - end >= count:
-                return end
-            end = span.stop
-        return end
+        return memory.first_free(self.used_spans(), count)
 
     def used_spans(self) -> list[range]:
         """The parts of the slab where groups are, ascending."""

@@ -42,7 +42,7 @@ def sorted_options(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str
 
 
 def check_names(given: Iterable[str], known: Iterable[str], call: str) -> None:
-    """Raises TypeError for an option that there is not, with the nearest that there is."""
+    """Raises TypeError for an unknown option. The error names the nearest known one."""
     known = list(known)
     for name in given:
         if name not in known:
@@ -52,7 +52,7 @@ def check_names(given: Iterable[str], known: Iterable[str], call: str) -> None:
 
 
 def check_budget(budget: Any, name: str = "budget") -> None:
-    """Raises TypeError or ValueError for what is no budget on any device."""
+    """Raises TypeError or ValueError if this is not a budget."""
     budgets.resolve(budget, torch.device("cpu"), name=name)
     if isinstance(budget, Budget) and budget.reserve is not None and budget.reserve != 0:
         budgets.size_bytes(budget.reserve, "reserve")
@@ -68,7 +68,7 @@ def refuse_torch_compiled(model: Any) -> None:
 
 
 def check_plan_options(options: Mapping[str, Any]) -> None:
-    """Raises for values that `plan` does not take, and for names that neither it nor a solver has."""
+    """Raises for options that neither `plan` nor a solver has, and for wrong values."""
     check_names(options, [*PLAN_OPTIONS, *solver_options()], "a plan")
     _check_offloading(allowed(options.get("allow"), options.get("host_budget")), options)
     check_choice("scope", options.get("scope", SCOPES[0]), SCOPES)
@@ -96,7 +96,7 @@ def allowed(allow: Any, host_budget: Any) -> tuple[str, ...]:
 
 
 def host_budget_of(budget: Any, host_budget: Any) -> Any:
-    """A cairn.Budget may say it, too; its "auto" leaves it out."""
+    """The host budget: the argument, or else that of a cairn.Budget, whose "auto" stands for none."""
     if host_budget is None and isinstance(budget, Budget) and budget.host != "auto":
         return budget.host
     return host_budget
@@ -158,7 +158,7 @@ def check_watching(check_steps: Any, strict: Any) -> None:
 
 
 def check_count(name: str, value: Any, least: int) -> None:
-    """Raises TypeError or ValueError for what is no integer of at least so much; one of NumPy's is."""
+    """Raises TypeError or ValueError if this is not an integer of at least `least`. One of NumPy's is accepted."""
     if isinstance(value, bool) or not hasattr(type(value), "__index__"):
         raise TypeError(f"{name} must be an integer, not {value!r}")
     if value < least:
@@ -166,7 +166,7 @@ def check_count(name: str, value: Any, least: int) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Raises TypeError for what is neither True nor False."""
+    """Raises TypeError if this is neither True nor False."""
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, not {value!r}")
 
@@ -179,7 +179,7 @@ def check_apply_options(options: Mapping[str, Any]) -> None:
 
 
 def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raises ValueError for what is none of the choices, with the nearest that is."""
+    """Raises ValueError if a value is none of the choices. The error names the nearest choice."""
     choices = list(choices)
     if value not in choices:
         nearest = difflib.get_close_matches(str(value), choices, 1)
@@ -188,9 +188,7 @@ def check_choice(name: str, value: Any, choices: Iterable[str]) -> None:
 
 
 def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = None) -> None:
-    """Raises TypeError where a model and its sample, if there is one, are not what their places say, Unsupported for
-    lazy modules.
-    """
+    """Raises TypeError if a model, its sample or its loss has a wrong type, and Unsupported for lazy modules."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"the model must be an nn.Module, not {_kind(model)}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
@@ -210,7 +208,7 @@ def check_call(model: Any, kwargs: Any, loss_fn: Any = None, args: Any = None) -
 
 
 def _check_sample(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raises TypeError where it cannot be what a loop calls the model with."""
+    """Raises TypeError if the model cannot be called with the sample."""
     if isinstance(args, (DataLoader, Dataset, Iterator)):
         raise TypeError(
             f"args is {_kind(args)}: give what the loop passes to the model of one batch of it, such as "
@@ -224,7 +222,7 @@ def _check_sample(model: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> Non
             f"args is {_kind(args)} of what this {name} takes by name ({', '.join(map(str, args))}): give it as kwargs="
         )
     if model._forward_pre_hooks:
-        return  # they may change what it is passed
+        return  # hooks may change the arguments
     try:
         takes.bind(*positional(args), **kwargs)
     except TypeError as error:
@@ -244,7 +242,7 @@ def _signature(function: Any) -> inspect.Signature | None:
 
 
 def _check_takes_output(loss_fn: Any) -> None:
-    """Raises TypeError where a function of the loss cannot be called with the model's output alone."""
+    """Raises TypeError if the loss cannot be called with the model's output alone."""
     try:
         _check_takes(loss_fn, 1)
     except TypeError as error:
@@ -255,7 +253,7 @@ def _check_takes_output(loss_fn: Any) -> None:
 
 
 def check_takes_targets(loss_fn: Any) -> None:
-    """Raises where a loss cannot be called with the model's output and targets."""
+    """Raises if a loss cannot be called with the model's output and targets."""
     if loss_fn is None:
         raise ValueError("targets= are for loss_fn, which is called as loss_fn(output, targets): give loss_fn=, too")
     if not callable(loss_fn):
@@ -269,14 +267,14 @@ def check_takes_targets(loss_fn: Any) -> None:
 
 
 def _check_takes(loss_fn: Any, count: int) -> None:
-    """Raises TypeError where a function says that it does not take so many positional arguments."""
+    """Raises TypeError if the signature of a function does not allow `count` positional arguments."""
     takes = _signature(loss_fn.forward if isinstance(loss_fn, nn.Module) else loss_fn)
     if takes is not None:
         takes.bind(*[None] * count)
 
 
 def check_extra_time(extra_time: Any) -> None:
-    """Raises TypeError or ValueError for what is no share of a step's time."""
+    """Raises TypeError or ValueError if this is not a share of a step's time."""
     if isinstance(extra_time, bool) or not isinstance(extra_time, (int, float)):
         raise TypeError(f"extra_time must be a share of the plain step's time, such as 0.3, not {extra_time!r}")
     if not 0 <= extra_time < math.inf:
@@ -289,15 +287,13 @@ def positional(args: Any) -> tuple[Any, ...]:
 
 
 def check_plan(plan: Any) -> None:
-    """Raises TypeError for what is no plan."""
+    """Raises TypeError if this is not a plan."""
     if not hasattr(plan, "executed_ops"):
         raise TypeError(f"a plan is what cairn.torch.plan or Plan.load returns, not {_kind(plan)}")
 
 
 def check_optimizer(model: nn.Module | None, optimizer: Any) -> None:
-    """Raises where an optimizer's step cannot be measured; warns where it is of something else than the model, if that
-    is known.
-    """
+    """Raises if the step of an optimizer cannot be measured. Warns if it has none of the parameters of a model."""
     if optimizer is None:
         return
     if not isinstance(optimizer, torch.optim.Optimizer):

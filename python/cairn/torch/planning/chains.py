@@ -68,7 +68,7 @@ class Chains:
     """Solves a profile's chain again until its assumptions hold for the schedule."""
 
     def __init__(self, profile: Profile, scope: str, gradients: str, solver: str, options: Mapping[str, Any]) -> None:
-        self._profile, self._asked = profile, (scope, gradients)
+        self._profile, self._scope_and_gradients = profile, (scope, gradients)
         self._options = {"solver": solver, **options}
         self._depends = any(map(depends, profile.stages))
         self._made: dict[Assumptions, tuple[Mapping[str, Any], cairn.Chain]] = {}
@@ -77,7 +77,7 @@ class Chains:
     def _problem_under(self, assumed: Assumptions) -> tuple[Mapping[str, Any], cairn.Chain]:
         """The problem under these assumptions."""
         if assumed not in self._made:
-            problem = self._profile.chain(*self._asked, assumed)
+            problem = self._profile.chain(*self._scope_and_gradients, assumed)
             self._made[assumed] = problem, cairn.Chain.from_json(json.dumps(problem))
         return self._made[assumed]
 
@@ -149,20 +149,20 @@ class Chains:
         if solution.schedule is None:
             return assumed, solution
         ops = solution.schedule.ops
-        exact = assumptions_for(self._profile, self._asked, ops, assumed.counted_twice)
+        exact = assumptions_for(self._profile, self._scope_and_gradients, ops, assumed.counted_twice)
         schedule = cairn.Schedule.from_ops(self._problem_under(exact)[1], ops)
         return exact, dataclasses.replace(solution, schedule=schedule)
 
 
 def assumptions_for(
-    profile: Profile, asked: tuple[str, str], ops: Sequence[Op], counted_twice: frozenset[int]
+    profile: Profile, scope_and_gradients: tuple[str, str], ops: Sequence[Op], counted_twice: frozenset[int]
 ) -> Assumptions:
     """The assumptions that hold for a schedule, with some outputs counted twice."""
     assumed = assumptions_of(ops, profile.stages) | Assumptions(counted_twice)
     lingering, performed = _lingering(profile, assumed), as_performed(ops, profile.refs)
     if not lingering and performed == [(op, 0) for op in ops]:
         return assumed
-    problem = profile.chain(*asked, assumed)
+    problem = profile.chain(*scope_and_gradients, assumed)
     first, last, peak = first_runs(problem, ops)
     most = max([peak, *(first[stage] + size for stage, size in lingering.items())]) + excess_bytes(
         problem, ops, performed

@@ -55,7 +55,10 @@ def _grown(size: int, factor: float) -> int:
 
 
 def _scaled_stage(stage: StageMeasure, by: Growth) -> StageMeasure:
-    """Rises count from the level at which an operation begins, so what grows less than they do may stay in them."""
+    """A stage as a step with larger inputs would give it, or more.
+
+    A rise counts from the level at which an operation begins. So a part of it that grows less may be scaled with it.
+    """
     grown = dataclasses.replace(stage, options=[dataclasses.replace(option) for option in stage.options])
     for name in _LINEAR:
         setattr(grown, name, _grown(getattr(stage, name), by.linear))
@@ -89,8 +92,9 @@ def _scale_pending_gradients(measured: Sequence[StageMeasure], stages: Sequence[
 
 
 def power_of_growth(one: Profile, other: Profile, by: float) -> float:
-    """With which power of one size saved tensors grow, where that size of one profile is `by` times the other's.
-    Within 1, of what has a number for each, and 2, of what has one for each pair.
+    """The power of one size with which saved tensors grow. That size is `by` times as large in the first profile.
+
+    The power is at least 1, for tensors with a number for each element, and at most 2, for a number for each pair.
     """
     ours, theirs = (sum(stage.saved_bytes for stage in measured.stages) for measured in (one, other))
     if not (ours and theirs):
@@ -99,8 +103,9 @@ def power_of_growth(one: Profile, other: Profile, by: float) -> float:
 
 
 def profiling_bytes(measured: Profile, by: Growth) -> int:
-    """About the memory of profiling a step: held outputs of blocks, segments outside of blocks, and one block with its
-    arguments and result.
+    """About the memory that profiling a step takes.
+
+    It consists of held outputs of blocks, segments outside of blocks, and one block with its arguments and result.
     """
     stages = measured.stages
     held = sum(stage.also_held_bytes + stage.left_bytes for stage in stages)

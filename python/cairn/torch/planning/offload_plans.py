@@ -39,7 +39,7 @@ from ..base.stages import StageRef
 from ..offloading.link import Link, measure_link
 from ..schedule.dependent_counts import safe_assumptions
 from ..schedule.executed import as_performed, excess_bytes, in_order_of_process
-from ..schedule.peak_parts import Replay
+from ..schedule.peak_parts import peak_of
 from ..schedule.program import ON_VALUES, OUTPUT, SAVED, Value
 from ..schedule.transfer_plan import TransferPlan, has_transfers, traffic_of, transfer_plan_of
 from .step_profile import Profile
@@ -61,6 +61,13 @@ class Destination:
     tier: str
     machine: cairn.Machine
     slowdown: float = 0.0
+
+    def slowdown_ns(self, busy_ns: int, stall_ns: int) -> int:
+        """The time by which copies slow down the computations that run at the same time.
+
+        busy_ns: how long the link is busy. stall_ns: how long computations wait for it.
+        """
+        return int(max(0, busy_ns - stall_ns) * self.slowdown / (1 + self.slowdown))
 
 
 def destination(host_budget: Any, tier: str, link: Any, device: torch.device) -> Destination | None:
@@ -120,24 +127,25 @@ class Offloading:
     def __init__(
         self, profile: Profile, scope: str, gradients: str, to: Destination, solver: str, options: Mapping[str, Any]
     ) -> None:
-        self._machine, self._slowdown, self._solver, self._options = to.machine, to.slowdown, solver, options
+        self._to, self._machine = to, to.machine
+        self._options = {"solver": solver, **options}
         self.problem = {**problem_of(profile, scope, gradients), "machine": dataclasses.asdict(to.machine)}
         self._chain = cairn.Chain.from_json(json.dumps(self.problem))
         always = [number for number, ref in enumerate(profile.refs[:-1], 1) if not ref.is_block]
-        self._asked = cairn.Chain.from_json(json.dumps(_as_fixed(self.problem, always)))
+        self._solver_chain = cairn.Chain.from_json(json.dumps(_as_fixed(self.problem, always)))
         self._not_offloadable, self._refs = _not_offloadable(profile), profile.refs
 
     @functools.cached_property
     def _smallest(self) -> tuple[int, list[Op]] | None:
         """The least budget that has a known schedule, and that schedule."""
-        least = cairn.limits(self._asked, solver=self._solver, **self._options).least_bytes
-        solution = None if least is None else cairn.solve(self._asked, least, solver=self._solver, **self._options)
+        least = cairn.limits(self._solver_chain, **self._options).least_bytes
+        solution = None if least is None else cairn.solve(self._solver_chain, least, **self._options)
         if solution is None or solution.schedule is None:
             return None
         ops = self._executable(solution.schedule)
         if ops is None:
             return None
-        size = _peak_bytes(self.problem, ops)
+        size = peak_of(self.problem, ops)[1]
         fits = transfer_plan_of(self.problem, ops, size).slab_bytes <= self._machine.host_bytes
         return (size + self._excess(ops), ops) if fits else None
 
@@ -155,23 +163,23 @@ class Offloading:
         return made
 
     def _search(self, budget: int) -> OffloadSchedule | None:
-        asked, host = budget, self._machine.host_bytes
+        solver_budget, host = budget, self._machine.host_bytes
         for _ in range(TRIES):
-            if asked <= 0 or host <= 0:
+            if solver_budget <= 0 or host <= 0:
                 return None
             machine = dataclasses.replace(self._machine, host_bytes=host)
-            solution = cairn.solve(self._asked, asked, solver=self._solver, machine=machine, **self._options)
+            solution = cairn.solve(self._solver_chain, solver_budget, machine=machine, **self._options)
             if solution.schedule is None:
                 return None
             ops = self._executable(solution.schedule)
             if ops is None:
                 return None
             room = budget - self._excess(ops)
-            missing = _peak_bytes(self.problem, ops) - room
+            missing = peak_of(self.problem, ops)[1] - room
             excess = transfer_plan_of(self.problem, ops, room).slab_bytes - self._machine.host_bytes
             if missing <= 0 and excess <= 0:
                 return self._timed(budget, ops, solution.solver)
-            asked, host = asked - max(0, missing), host - max(0, excess)
+            solver_budget, host = solver_budget - max(0, missing), host - max(0, excess)
         return None
 
     def _executable(self, schedule: cairn.Schedule) -> list[Op] | None:
@@ -196,14 +204,10 @@ class Offloading:
         transfer_plan = performed_transfer_plan(self.problem, ops, self._refs, budget)
         replay = cairn.simulate(self._chain, schedule, room)
         makespan = replay.makespan_ns or makespan
-        step = makespan + self._slowdown_ns(transfer_plan, replay.stall_ns or 0)
+        busy_ns = traffic_of(self.problem, transfer_plan.ops).busy_ns
+        step = makespan + self._to.slowdown_ns(busy_ns, replay.stall_ns or 0)
         bound = cairn.bound(self._chain, budget).lower_bound_ns
         return OffloadSchedule(self.problem, schedule, transfer_plan, makespan, step, bound, solver)
-
-    def _slowdown_ns(self, transfer_plan: TransferPlan, stall_ns: int) -> int:
-        """By how much copies slow down the computations that run at the same time."""
-        beside = max(0, traffic_of(self.problem, transfer_plan.ops).busy_ns - stall_ns)
-        return int(beside * self._slowdown / (1 + self._slowdown))
 
     def _makespan(self, budget: int | None, ops: Sequence[Op]) -> int | None:
         """The simulated time; None if the simulator refuses the list."""
@@ -318,9 +322,3 @@ def _is_prefetched_next(ops: Sequence[Op], value: Value) -> bool:
         if op[0] == "prefetch" and (op[1], op[2]) == value:
             return True
     return False
-
-
-def _peak_bytes(problem: Mapping[str, Any], ops: Sequence[Op]) -> int:
-    """The peak memory if transfers took no time."""
-    replay = Replay(problem)
-    return max(map(replay.most_during, ops), default=0)

@@ -15,9 +15,9 @@ import torch
 
 from ..base.choices import CREATED
 from ..base.errors import PlanMismatch, warn
-from ..base.plan_files import read_json
+from ..base.plan_files import read_json, write_json
 from ..base.stages import StageRef
-from ..schedule.peak_parts import Moment, peak_moment
+from ..schedule.peak_parts import PeakMoment, peak_moment
 from ..schedule.transfer_plan import TransferPlan, has_transfers, peak_with_transfers
 from ..selective.block_runs import SelectiveOptions
 from .fingerprint import fingerprint_of
@@ -108,6 +108,12 @@ class Plan:
         return list(self.schedule["ops"])
 
     @property
+    def chosen_options(self) -> list[int]:
+        """The option of each stage in its last saving forward; 0 keeps everything."""
+        saved_by = {op[1]: op[2] if len(op) > 2 else 0 for op in self.ops if op[0] == "forward_save"}
+        return [saved_by.get(number, 0) for number in range(1, len(self.stages) + 1)]
+
+    @property
     def is_plain(self) -> bool:
         """True if nothing is recomputed or offloaded: the step runs as it would without a plan."""
         forwards = sum(op[0].startswith("forward") for op in self.schedule["ops"])
@@ -143,7 +149,7 @@ class Plan:
         """The schedule's operations as they are issued: prefetches before the computation that they start with."""
         return self.verified.schedule.ops if self.transfer_plan is None else self.transfer_plan.ops
 
-    def peak_moment(self) -> Moment:
+    def peak_moment(self) -> PeakMoment:
         """The moment of the predicted peak and what makes it up."""
         if self.transfer_plan is not None:
             at = peak_with_transfers(self.problem, self.transfer_plan)
@@ -151,7 +157,7 @@ class Plan:
         return peak_moment(self.problem, self.ops, self.resident, self.held)
 
     @functools.cached_property
-    def floor(self) -> Moment | None:
+    def floor(self) -> PeakMoment | None:
         """The moment that sets the least budget, and what makes it up.
 
         None where that is the optimizer's step, and for a plan with transfers, for which `peak_moment` says it.
@@ -215,20 +221,7 @@ class Plan:
         path : str or Path
             A file in a folder that exists.
         """
-        target = Path(path)
-        if target.is_dir():
-            raise IsADirectoryError(
-                f"{target} is a directory; a plan is saved to a file, such as {target / 'plan.json'}"
-            )
-        if not target.parent.is_dir():
-            raise FileNotFoundError(f"{target}: there is no folder {target.parent}")
-        unfinished = target.with_name(target.name + ".unfinished")
-        try:
-            unfinished.write_text(json.dumps(self.to_json(), indent=1) + "\n")
-            unfinished.replace(target)
-        except BaseException:
-            unfinished.unlink(missing_ok=True)
-            raise
+        write_json(path, self.to_json(), indent=1)
 
     @classmethod
     def load(cls, path: str | Path) -> Plan:

@@ -82,7 +82,7 @@ class Watcher(Protocol):
         """A step begins that follows this plan."""
 
     def forward_ended(self, output: Any, missing: Sequence[str], notes: Sequence[str]) -> None:
-        """Its forward returned this; `missing` blocks did not run, `notes` get what else is not as planned."""
+        """The forward of the step has returned `output`. missing: blocks that did not run. notes: other deviations."""
 
     def measured(self, plan: Plan) -> Measured | None:
         """The worst step so far of those that followed this plan."""
@@ -93,7 +93,9 @@ class Watcher(Protocol):
 
 @dataclasses.dataclass
 class ShapePlan:
-    """A plan for some shapes. `made`: "given" with the model, by "estimate", or by "measurement"; or "nearest", used
+    """A plan for some shapes.
+
+    made: its origin. "given" with the model, by "estimate", or by "measurement". "nearest" is a plan that is used
     although it does not cover the step.
     """
 
@@ -108,7 +110,7 @@ class ShapePlan:
 class Source:
     """Makes profiles and plans for new shapes."""
 
-    profile: Callable[..., Profile]  # with what was given beside the sample
+    profile: Callable[..., Profile]  # with the arguments that were given in addition to the sample
     plan: Callable[[Profile], Plan]
     first: Profile
 
@@ -129,12 +131,12 @@ class ShapePlans:
         first = ShapePlan(list(plan.fingerprint["inputs"]), plan, "given", None if source is None else source.first)
         self._plans = OrderedDict([(tuple(first.shapes), first)])
         self._profiles = OrderedDict() if source is None else OrderedDict([(tuple(first.shapes), source.first)])
-        #: By types and sizes of what steps were called with: their plan, and how many there were.
+        #: By types and sizes of the arguments of steps: their plan, and the number of these steps.
         self._chosen: OrderedDict[tuple[Any, ...], tuple[ShapePlan, int]] = OrderedDict()
         self._lock = threading.RLock()
         self._watch: Watcher | None = None
         self._frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
-        #: Sharded parameters as wholes: those of the root are gathered when a step begins.
+        #: Sharded parameters count as wholes: those of the root are gathered when a step begins.
         self._parameter_bytes = memory.whole_bytes(model.parameters())
         self.current = first
         self._has_begun = False  # a step under one of the plans
@@ -174,8 +176,9 @@ class ShapePlans:
         return model is not None and is_shared(model)
 
     def _refuse_unfrozen(self) -> None:
-        """Raises if parameters are trained that were not when the plan was made: their blocks may be no stages of it,
-        and all that these save, and their gradients, would come on top.
+        """Raises if parameters are trained that were frozen when the plan was made.
+
+        Their blocks may be no stages of the plan. The saved tensors and gradients of such blocks are not counted.
         """
         model = self._model()
         parameters = () if model is None else model.named_parameters()
@@ -188,7 +191,7 @@ class ShapePlans:
             )
 
     def _warn_of_growth(self) -> None:
-        """Warns if the parameters have come to take more than they did."""
+        """Warns if the parameters take more memory than when the plan was made."""
         model = self._model()
         now = 0 if model is None else memory.whole_bytes(model.parameters())
         if now > self._parameter_bytes:
@@ -239,12 +242,12 @@ class ShapePlans:
             return chosen
 
     def correct(self, missed: Plan, by_bytes: int) -> None:
-        """Puts a better plan in the place of one that took so much more than was predicted, where there is one."""
+        """Replaces a plan whose step took `by_bytes` more than predicted by a better one, if there is one."""
         if self._is_shared:
             raise PlanMismatch("ranks that share a model follow one plan; give Budget(reserve=) to plan with more room")
         with self._lock:
             if any(chosen.made == "nearest" and chosen.plan is missed for chosen, _ in self._chosen.values()):
-                return  # it was not made for all steps that follow it
+                return  # the plan was not made for all steps that follow it
             for entry in self._plans.values():
                 if entry.plan is missed and entry.profile is not None and self._source is not None:
                     entry.profile = entry.profile.corrected(by_bytes)
@@ -277,7 +280,7 @@ class ShapePlans:
         return made
 
     def _faster(self, chosen: ShapePlan, actual: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShapePlan:
-        """A plan of their own for shapes that are clearly smaller than the plan's, if it is worth it."""
+        """An own plan for shapes that are clearly smaller than those of the chosen plan, if it saves time."""
         if chosen.plan.overhead < SLOWER_BY_AT_MOST or count_of(actual) > CLEARLY_SMALLER * count_of(chosen.shapes):
             return chosen
         made = self._measured(actual, args, kwargs)
@@ -298,7 +301,7 @@ class ShapePlans:
         )
 
     def _other_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
-        """Which arguments the step has and the sample had not, or the other way round, in words."""
+        """The arguments that only the step has, and those that only the sample had, in words."""
         model, sample = self._model(), self.current.plan.fingerprint.get("input_names")
         if model is None or sample is None:
             return ""
@@ -350,12 +353,12 @@ class ShapePlans:
         try:
             return ShapePlan(shapes, self._source.plan(profile), made, profile)
         except (NoSchedule, MemoryLimit) as error:
-            return error.with_traceback(None)  # which would hold the frame that it is returned to
+            return error.with_traceback(None)  # a traceback would hold the frame that gets the error
 
     def _measured(
         self, actual: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> ShapePlan | Exception | None:
-        """By profiling the step's own inputs; None, or why, where that cannot be done or takes more than the budget."""
+        """A plan by profiling the step's inputs. None, or the error, if that is impossible or exceeds the budget."""
         base = self._base(actual)
         model, source, by = self._model(), self._source, numbers_grown(actual, base)
         if model is None or source is None or _is_distributed():
@@ -395,7 +398,7 @@ def _blocks_of(model: nn.Module, known: Profile) -> tuple[list[nn.Module], list[
 
 
 def _warn_of_flags(plan: Plan) -> None:
-    """Warns if a step begins under other flags of torch's than the profile was made under."""
+    """Warns if a step begins under other backend flags of torch than the profile."""
     changes = changes_since(plan.fingerprint.get("backend_flags", {}))
     if changes:
         warn(

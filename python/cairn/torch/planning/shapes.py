@@ -50,8 +50,9 @@ def _parsed(text: str) -> Shape:
 
 
 def _paired(actual: Sequence[str], expected: Sequence[str]) -> list[tuple[tuple[int, ...], tuple[int, ...]]] | None:
-    """Sizes of tensors that correspond; None where some have no counterpart. Keywords have no order, so types and then
-    sizes say which do.
+    """The sizes of tensors that correspond; None if some have no counterpart.
+
+    Tensors correspond by position, or else by type and then size, because keywords have no order.
     """
     pairs = list(zip(map(_parsed, actual), map(_parsed, expected), strict=False))
     if len(actual) != len(expected) or any(_kind(a) != _kind(b) for a, b in pairs):
@@ -74,8 +75,9 @@ _FLOATS = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def _widened(actual: Sequence[str], expected: Sequence[str]) -> list[str]:
-    """The actual tensors, those of a narrower floating type than their counterparts' in the type of these: a wrapper
-    may cast what the model is called with.
+    """The actual tensors. A tensor of a narrower floating type than its counterpart gets the counterpart's type.
+
+    A wrapper may cast the arguments of the model.
     """
     widened = []
     for ours, theirs in zip(actual, expected, strict=True):
@@ -110,14 +112,19 @@ class Growth:
 
 
 def growth(actual: Sequence[str], expected: Sequence[str]) -> Growth | None:
-    """From the expected shapes to the actual ones, sizes that became smaller left out; None where it cannot be said."""
+    """The growth from the expected shapes to the actual ones. Sizes that became smaller count as equal.
+
+    None if it is unknown: a tensor has no counterpart, or had a size of zero.
+    """
     ratios = _ratios(actual, expected)
     return None if ratios is None else _growth_of([[max(1.0, ratio) for ratio in sizes] for sizes in ratios])
 
 
 def numbers_grown(actual: Sequence[str], expected: Sequence[str]) -> Growth | None:
-    """The same, but that sizes which became smaller make up for others that have grown. At least 1, for what depends on
-    no size; what depends on those alone that have grown may grow by more.
+    """Like `growth`, but sizes that became smaller make up for others that have grown.
+
+    At least 1, because some memory depends on no size. Memory that depends only on the sizes that have grown may grow
+    by more.
     """
     ratios = _ratios(actual, expected)
     if ratios is None:
@@ -128,7 +135,7 @@ def numbers_grown(actual: Sequence[str], expected: Sequence[str]) -> Growth | No
 
 
 def _ratios(actual: Sequence[str], expected: Sequence[str]) -> list[list[float]] | None:
-    """By how much each size of each tensor has grown, or shrunk; scalars, which have none, left out."""
+    """The ratio by which each size of each tensor has grown or shrunk. Scalars have no sizes and are left out."""
     pairs = _paired(actual, expected)
     if pairs is None or any(0 in theirs for _, theirs in pairs):
         return None

@@ -216,35 +216,31 @@ def _stages_under(stages: Sequence[StageMeasure], assumed: Assumptions) -> Seque
     return changed
 
 
+def _changed(stage: StageMeasure, by: Mapping[str, int], **own: Any) -> StageMeasure:
+    """The stage, with sizes of it and of each option changed by these bytes. own: other fields of the stage alone."""
+
+    def sizes(measured: StageMeasure | OptionMeasure) -> dict[str, Any]:
+        return {name: getattr(measured, name) + size for name, size in by.items()}
+
+    options = [dataclasses.replace(option, **sizes(option)) for option in stage.options]
+    return dataclasses.replace(stage, **sizes(stage), **own, options=options)
+
+
 def _count_with_next(stage: StageMeasure, behind: StageMeasure) -> tuple[StageMeasure, StageMeasure]:
     """A stage part of whose output is freed before the backward, and the next stage, with which that part counts."""
     size = stage.passing_bytes
-
-    def without(measured: Any) -> dict[str, Any]:
-        return {
-            "saved_bytes": measured.saved_bytes - size,
-            "backward_rise_bytes": measured.backward_rise_bytes + size,
-            "accumulated_backward_rise_bytes": measured.accumulated_backward_rise_bytes + size,
-        }
-
-    options = [dataclasses.replace(option, **without(option)) for option in stage.options]
-    output_bytes, only_bytes = stage.output_bytes - size, behind.forward_only_rise_bytes + size
-    rises = [dataclasses.replace(o, forward_rise_bytes=o.forward_rise_bytes + size) for o in behind.options]
+    by = {"saved_bytes": -size, "backward_rise_bytes": size, "accumulated_backward_rise_bytes": size}
+    only_bytes = behind.forward_only_rise_bytes + size
     return (
-        dataclasses.replace(stage, **without(stage), output_bytes=output_bytes, options=options),
-        dataclasses.replace(
-            behind,
-            forward_rise_bytes=behind.forward_rise_bytes + size,
-            forward_only_rise_bytes=only_bytes,
-            options=rises,
-        ),
+        _changed(stage, by, output_bytes=stage.output_bytes - size),
+        _changed(behind, {"forward_rise_bytes": size}, forward_only_rise_bytes=only_bytes),
     )
 
 
 def _with_surrounding_rises(stage: StageMeasure) -> StageMeasure:
     """The stage and its options, with the rises of the code around it that is no stage."""
 
-    def higher(measured: StageMeasure | OptionMeasure) -> dict[str, int]:
+    def higher(measured: StageMeasure | OptionMeasure) -> dict[str, Any]:
         adding = measured.accumulated_backward_rise_bytes
         return {
             "forward_rise_bytes": max(measured.forward_rise_bytes, stage.between_forward_rise_bytes),
@@ -253,39 +249,23 @@ def _with_surrounding_rises(stage: StageMeasure) -> StageMeasure:
         }
 
     only_bytes = max(stage.forward_only_rise_bytes, stage.between_forward_rise_bytes)
-    options = [dataclasses.replace(option, **higher(option)) for option in stage.options]  # type: ignore[arg-type]
-    return dataclasses.replace(stage, **higher(stage), forward_only_rise_bytes=only_bytes, options=options)  # type: ignore[arg-type]
+    options = [dataclasses.replace(option, **higher(option)) for option in stage.options]
+    return dataclasses.replace(stage, **higher(stage), forward_only_rise_bytes=only_bytes, options=options)
 
 
 def _without_resident_saved(stage: StageMeasure) -> StageMeasure:
     """The stage without saved tensors that are resident anyway: its backward does not free its resident output."""
-
-    def without(measured: Any) -> dict[str, Any]:
-        return {
-            "saved_bytes": measured.saved_bytes - stage.resident_saved_bytes,
-            "backward_rise_bytes": measured.backward_rise_bytes + stage.pinned_saved_bytes,
-            "accumulated_backward_rise_bytes": measured.accumulated_backward_rise_bytes + stage.pinned_saved_bytes,
-        }
-
     if not stage.resident_saved_bytes:
         return stage
-    options = [dataclasses.replace(option, **without(option)) for option in stage.options]
-    return dataclasses.replace(stage, **without(stage), options=options)
+    pinned = stage.pinned_saved_bytes
+    by = {"backward_rise_bytes": pinned, "accumulated_backward_rise_bytes": pinned}
+    return _changed(stage, {"saved_bytes": -stage.resident_saved_bytes, **by})
 
 
 def _without_resident_output_rise(stage: StageMeasure) -> StageMeasure:
     """The stage whose only forward computes its resident output, which counts from the beginning of the step."""
-    if not stage.pinned_bytes:
-        return stage
-    rise_bytes = stage.forward_rise_bytes - stage.pinned_bytes
     only_bytes = stage.forward_only_rise_bytes - stage.pinned_bytes
-    options = [
-        dataclasses.replace(option, forward_rise_bytes=option.forward_rise_bytes - stage.pinned_bytes)
-        for option in stage.options
-    ]
-    return dataclasses.replace(
-        stage, forward_rise_bytes=rise_bytes, forward_only_rise_bytes=only_bytes, options=options
-    )
+    return _changed(stage, {"forward_rise_bytes": -stage.pinned_bytes}, forward_only_rise_bytes=only_bytes)
 
 
 def _chain_stage(stage: StageMeasure, grad_before: int, created: bool) -> dict[str, Any]:

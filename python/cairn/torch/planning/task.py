@@ -110,8 +110,8 @@ def plan(
     """
     host_budget = arguments.host_budget_of(budget, host_budget)
     way = {"host_budget": host_budget, "tier": tier, "link": link}
-    asked = {**way, "allow": allow, "scope": scope, "gradients": gradients, "solver": solver}
-    check_request(profile, {**asked, **options})
+    request = {**way, "allow": allow, "scope": scope, "gradients": gradients, "solver": solver}
+    check_request(profile, {**request, **options})
     arguments.check_budget(budget)
     profile = profile if "inside" in arguments.allowed(allow, host_budget) else profile.without_options()
     to = destination(host_budget, tier, link, torch.device(profile.device))
@@ -348,9 +348,9 @@ class Task:
             ops = chosen.transfer_plan.ops
             beyond = excess_bytes(problem, ops, as_performed(ops, self.profile.refs))
             return max(peak_with_transfers(problem, chosen.transfer_plan)[1] + beyond, self.optimizer_peak)
-        asked = self.scope, gradients
-        assumed = assumptions_for(self.profile, asked, chosen.schedule.ops, chosen.assumed.counted_twice)
-        chain = chain_of(self.profile.chain(*asked, assumed))
+        scope_and_gradients = self.scope, gradients
+        assumed = assumptions_for(self.profile, scope_and_gradients, chosen.schedule.ops, chosen.assumed.counted_twice)
+        chain = chain_of(self.profile.chain(*scope_and_gradients, assumed))
         replayed = cairn.simulate(chain, cairn.Schedule.from_ops(chain, chosen.schedule.ops), None)
         return max(known_number(replayed.peak_bytes), self.optimizer_peak)
 

@@ -36,7 +36,7 @@ from .side_outputs import ArrivingLayouts, SideOutputs, hidden_from_collectors
 from .untracked_tensors import untracked_storages
 
 
-class Created:
+class ParameterGradients:
     """The gradients of parameters, in the order in which they arrive.
 
     Some gradients are parts of one tensor, if the parameters were concatenated. With accumulation, that tensor is freed
@@ -109,7 +109,7 @@ class BlockMeter:
         arguments: isolated_block.Arguments,
         hooks: isolated_block.Hooks,
         pending: Sequence[nn.Parameter],
-        created: Created,
+        created: ParameterGradients,
     ) -> Any:
         """Run the block both ways, and return its output, connected to the model's autograd graph by a bridge.
 
@@ -134,36 +134,34 @@ class BlockMeter:
         replay.record_first_run(self._stage)
         change = side_effects.change()
         if change is not None:
-            self._stage.keep_reason = self._stage.keep_reason or f"changes {change} which could not be restored"
+            self._stage.keep(f"changes {change} which could not be restored")
         if arguments.writes_captured or any(t._version != version for t, version in versions):
             self._stage.keep_reason = CHANGES_INPUT
         if self._holds_input:
-            self._stage.keep_reason = self._stage.keep_reason or HOLDS_UNTRACKED
+            self._stage.keep(HOLDS_UNTRACKED)
         if attributes.have_history():
             replay.rewind()
             if self._count_again(function, arguments) != self._stage.saved_count:
-                self._stage.keep_reason = self._stage.keep_reason or READS_HISTORY
+                self._stage.keep(READS_HISTORY)
         if attributes.lost_any(arguments.captured):
-            self._stage.keep_reason = self._stage.keep_reason or TAKES_OUT
+            self._stage.keep(TAKES_OUT)
             attributes.restore()
         attributes.detach()
         del attributes, side_effects  # so that the run below releases what it replaces, as in a step
         replay.rewind()
         output = self._run_plainly(function, arguments, hooks)
         if fingerprints != [fingerprint(t) for t in tensors_in(output)]:
-            self._stage.keep_reason = self._stage.keep_reason or "does not give the same result when it is recomputed"
+            self._stage.keep("does not give the same result when it is recomputed")
         replay.finish()
         return output
 
     def saved_outputs(self, output: Any) -> set[int]:
         """The storages of the output that autograd saves."""
-        tensors = enumerate(tensors_in(output))
-        return {_compat.storage_id(t) for i, t in tensors if i in self._saved_outputs and memory.has_storage(t)}
+        return _storages_at(self._saved_outputs, output)
 
     def held_outputs(self, output: Any) -> set[int]:
         """The storages of the output that stay until the backward, held by the block or by others."""
-        tensors = enumerate(tensors_in(output))
-        return {_compat.storage_id(t) for i, t in tensors if i in self._held_outputs and memory.has_storage(t)}
+        return _storages_at(self._held_outputs, output)
 
     # saving everything
 
@@ -172,7 +170,7 @@ class BlockMeter:
         function: Callable[..., Any],
         arguments: isolated_block.Arguments,
         pending: Sequence[nn.Parameter],
-        created: Created,
+        created: ParameterGradients,
         saving: Callable[[], isolated_block.Saved] | None = None,
     ) -> list[int] | None:
         """Run forward and backward, and return fingerprints of the output.
@@ -344,7 +342,7 @@ class BlockMeter:
             outside = (
                 f"keeps {untracked} bytes outside what autograd saves, in attributes of custom functions or elsewhere"
             )
-            stage.keep_reason = stage.keep_reason or (OWN_HOOKS if self._is_to_take_own else outside)
+            stage.keep(OWN_HOOKS if self._is_to_take_own else outside)
             stage.offloadable_bytes = 0
         else:
             stage.untracked_bytes = max(0, untracked)
@@ -375,6 +373,12 @@ def captured_by(
     attributes.restore()
     state.rewind()
     return places
+
+
+def _storages_at(places: Collection[int], output: Any) -> set[int]:
+    """The storages of those tensors of an output that are at these places."""
+    tensors = enumerate(tensors_in(output))
+    return {_compat.storage_id(t) for i, t in tensors if i in places and memory.has_storage(t)}
 
 
 def parameters_of(block: Block) -> list[nn.Parameter]:

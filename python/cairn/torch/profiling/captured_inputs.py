@@ -27,33 +27,13 @@ from ..rerun_state.parametrized import cached_weights
 
 def has_earlier_nodes(tensors: Iterable[torch.Tensor], since: int) -> bool:
     """Whether a backward from these outputs reaches functions that ran before a mark, leaves not counted."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
-    seen: set[Any] = {None}
-    while waiting:
-        node = waiting.pop()
-        if node in seen or _compat.is_end_of_graph(node):
-            continue
-        if not _compat.ran_since(node, since):
-            return True
-        seen.add(node)
-        waiting += [following for following, _ in node.next_functions]
-    return False
+    functions = (node for node in _compat.nodes_behind(tensors) if not _compat.is_end_of_graph(node))
+    return not all(_compat.ran_since(node, since) for node in functions)
 
 
 def leaves_behind(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The identities of the leaves that receive gradients in a backward from these outputs."""
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
-    seen: set[Any] = {None}
-    leaves: set[int] = set()
-    while waiting:
-        node = waiting.pop()
-        if node in seen:
-            continue
-        seen.add(node)
-        if _compat.is_end_of_graph(node):
-            leaves.add(id(node.variable))
-        waiting += [following for following, _ in node.next_functions]
-    return leaves
+    return {id(node.variable) for node in _compat.nodes_behind(tensors) if _compat.is_end_of_graph(node)}
 
 
 class _ArgumentMode(TorchFunctionMode):

@@ -221,10 +221,10 @@ class ContainerCopies:
         for theirs, own, before in self._lent:
             now = children(own) or []
             if len(now) != len(before) or any(a is not b() for (_, a), (_, b) in zip(now, before, strict=True)):
-                fill(theirs, [(key, self._hooks_and_names_for(value, name)) for key, value in now])
+                fill(theirs, [(key, self._counterpart(value, name)) for key, value in now])
         self._lent, self._theirs = [], {}
 
-    def _hooks_and_names_for(self, value: Any, name: str) -> Any:
+    def _counterpart(self, value: Any, name: str) -> Any:
         own, theirs = self._theirs.get(id(value), (lambda: None, None))
         if value is not None and own() is value:  # what is gone may have had the same identity
             return theirs
@@ -236,7 +236,7 @@ class ContainerCopies:
         if isinstance(value, torch.Tensor):
             return value
         tree = Tree.of(value)
-        return tree.build([self._hooks_and_names_for(tensor, name) for tensor in tree.leaves])
+        return tree.build([self._counterpart(tensor, name) for tensor in tree.leaves])
 
 
 def _can_be_filled(value: Any) -> bool:

@@ -26,7 +26,9 @@ from .block_meter import peak_without
 from .cast_copies import Copies
 from .parameter_users import UsedByModel
 from .step_recording import StepRecording
-from .step_records import LOSS_BYTES, BlockRun, Moment, Segment, StepMeasure, bytes_in, is_settled
+from .step_records import LOSS_BYTES, BlockRun, MemoryMark, Segment, StepMeasure, bytes_in, is_settled
+
+Freed = list[tuple[int, int]]  # marks of the meter, and the bytes that are freed there
 
 
 class MemoryPass(StepRecording):
@@ -122,7 +124,7 @@ class MemoryPass(StepRecording):
         """The outputs of blocks that are resident to the end of the step."""
         return {key for run in self._runs for key in run.pinned}
 
-    def _segment_bytes(self, moment: Moment) -> int:
+    def _segment_bytes(self, moment: MemoryMark) -> int:
         """The level at a moment, without the outputs of blocks and the gradients that blocks get or return."""
         return self._meter.level(moment.mark) - moment.outputs_bytes - moment.grads_bytes
 
@@ -147,7 +149,7 @@ class MemoryPass(StepRecording):
     def _has_temporary_peak(self, index: int) -> bool:
         """Whether the forward or backward of a segment has a peak above the levels before and after it."""
         segment = self._segments[index]
-        ways: list[tuple[Moment | None, Moment | None]] = [(segment.begin, segment.end)]
+        ways: list[tuple[MemoryMark | None, MemoryMark | None]] = [(segment.begin, segment.end)]
         if not self._has_others_backward(index):
             ways.append((segment.backward_begin, segment.backward_end))
         there = [(first.mark, last.mark) for first, last in ways if first and last and first.mark <= last.mark]
@@ -262,7 +264,7 @@ class MemoryPass(StepRecording):
                 others += size
         return listed, others
 
-    def _freed_resident_bytes(self, begin: Moment, first: Moment, last: Moment) -> int:
+    def _freed_resident_bytes(self, begin: MemoryMark, first: MemoryMark, last: MemoryMark) -> int:
         """Bytes of resident outputs that are alive at `begin`, but freed before the peak between two moments."""
         gone = begin.outputs.keys() & self._pinned - last.outputs.keys()
         return sum(begin.outputs[key] for key in gone if not self._is_at_peak(key, first.mark, last.mark))
@@ -371,7 +373,7 @@ class MemoryPass(StepRecording):
         created, accumulated = self._freed_gradients(begin, end)
         return change - sum(size for _, size in created), change - sum(size for _, size in accumulated)
 
-    def _freed_gradients(self, begin: Moment, end: Moment) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    def _freed_gradients(self, begin: MemoryMark, end: MemoryMark) -> tuple[Freed, Freed]:
         """Gradients that a step frees between two moments of its backward. This pass keeps them to its end.
 
         Two lists of marks and bytes: for a step that creates its gradients, and for one that adds to existing ones.
@@ -443,7 +445,7 @@ class MemoryPass(StepRecording):
             stage.grad_bytes = self._arriving_at(run, self._runs[index + 1])
             stage.passing_bytes = bytes_in(run, {key for key in run.made - apart if self._passes(index, key)})
         if run.arrived is None:
-            stage.keep_reason = stage.keep_reason or "has no part in the loss"
+            stage.keep("has no part in the loss")
 
     def _passes(self, index: int, key: int) -> bool:
         """Whether an output is freed before the backward, because neither its block nor the next one holds it."""
@@ -466,5 +468,5 @@ class MemoryPass(StepRecording):
         """Mark blocks as kept if a later block holds their output outside autograd: no plan can drop or offload it."""
         for earlier in before:
             if bytes_in(earlier, run.alone.untracked):
-                earlier.stage.keep_reason = earlier.stage.keep_reason or RETURNS_UNTRACKED
+                earlier.stage.keep(RETURNS_UNTRACKED)
                 earlier.stage.offloadable_bytes, earlier.stage.output_is_offloadable = 0, False

@@ -133,8 +133,8 @@ def _probe(optimizer: torch.optim.Optimizer, group: dict[str, Any], parameter: t
         after = meter.mark()
         kept = memory.unique_bytes(tensors_in(list(single.state.values())))
         del single, clone
-    first = meter.peak(before, between) - meter.level(before) - kept
-    second = meter.peak(between, after) - meter.level(between)
+    first = meter.rise(before, between) - kept
+    second = meter.rise(between, after)
     return OptimizerMemory(kept, max(first, second, 0))
 
 

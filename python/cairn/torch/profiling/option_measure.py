@@ -15,7 +15,9 @@ differences to a run of the same kind that keeps everything, added to the stage'
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import itertools
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -56,7 +58,7 @@ class OptionPass:
         self._parameter_users, self._device = parameter_users, device
         self._measured_kinds: dict[Any, _BlockOptions] = {}
         self._index = 0
-        self._calls: dict[int, int] = {}
+        self._calls: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)  # by block: numbers of calls
         self._part_bytes = sum(stage.saved_bytes for stage in measured.stages) // PARTS
 
     def run(self) -> None:
@@ -65,14 +67,12 @@ class OptionPass:
             output, loss = self._sample.forward()
         backward_of(output, loss)
         del output, loss
-        for parameter in self._sample.model.parameters():
-            parameter.grad = None
+        self._sample.drop_gradients()
 
     def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         stage = self._measured.blocks[self._index]
         self._index += 1
-        call = self._calls.get(id(block), 0)
-        self._calls[id(block)] = call + 1
+        call = next(self._calls[id(block)])
         arguments = isolated_block.Arguments(args, kwargs, block)
         if stage.captured:
             captured_by(block, function, arguments, self._device)
@@ -143,7 +143,7 @@ class _BlockOptions:
             stage.options = [moved(option, self._stage, stage) for option in self.options]
 
     def _find(self, stage: StageMeasure) -> str:
-        graph = self._run.recorded(saving=True, asked=self.asked)
+        graph = self._run.recorded(saving=True, read_order=self.asked)
         again = self._run.recorded(saving=False)
         if graph.digest() != again.digest() or graph.digest() != self.digest:
             return "does not do the same operations when it is recomputed"
@@ -193,12 +193,7 @@ def option_relative_to(
     """
     return OptionMeasure(
         decisions=decisions,
-        saved_bytes=max(stage.saved_bytes + alone.saved_bytes - base.saved_bytes, stage.output_bytes),
-        forward_rise_bytes=stage.forward_rise_bytes + alone.forward_rise_bytes - base.forward_rise_bytes,
-        backward_rise_bytes=stage.backward_rise_bytes + alone.backward_rise_bytes - base.backward_rise_bytes,
-        accumulated_backward_rise_bytes=stage.accumulated_backward_rise_bytes
-        + alone.accumulated_backward_rise_bytes
-        - base.accumulated_backward_rise_bytes,
+        **_sizes_relative_to(stage, base, alone),
         forward_ns=stage.forward_ns + took.saving_ns,
         backward_ns=stage.backward_ns + took.recomputing_ns,
         offloadable_bytes=stage.offloadable_bytes + alone.offloadable_bytes - base.offloadable_bytes
@@ -211,17 +206,19 @@ def option_relative_to(
 def moved(option: OptionMeasure, measured: StageMeasure, stage: StageMeasure) -> OptionMeasure:
     """An option of a stage that was measured, for one of the same signature."""
     offloads = min(option.offloadable_bytes, stage.offloadable_bytes) > 0
-    accumulated = stage.accumulated_backward_rise_bytes - measured.accumulated_backward_rise_bytes
+    offloadable = option.offloadable_bytes + stage.offloadable_bytes - measured.offloadable_bytes
     return dataclasses.replace(
         option,
-        saved_bytes=max(option.saved_bytes + stage.saved_bytes - measured.saved_bytes, stage.output_bytes),
-        forward_rise_bytes=option.forward_rise_bytes + stage.forward_rise_bytes - measured.forward_rise_bytes,
-        backward_rise_bytes=option.backward_rise_bytes + stage.backward_rise_bytes - measured.backward_rise_bytes,
-        accumulated_backward_rise_bytes=option.accumulated_backward_rise_bytes + accumulated,
-        offloadable_bytes=max(0, option.offloadable_bytes + stage.offloadable_bytes - measured.offloadable_bytes)
-        if offloads
-        else 0,
+        **_sizes_relative_to(stage, measured, option),
+        offloadable_bytes=max(0, offloadable) if offloads else 0,
     )
+
+
+def _sizes_relative_to(stage: StageMeasure, base: StageMeasure, other: StageMeasure | OptionMeasure) -> dict[str, Any]:
+    """The sizes of a stage, changed by the difference of `other` to `base`."""
+    names = ("saved_bytes", "forward_rise_bytes", "backward_rise_bytes", "accumulated_backward_rise_bytes")
+    sizes = {name: getattr(stage, name) + getattr(other, name) - getattr(base, name) for name in names}
+    return {**sizes, "saved_bytes": max(sizes["saved_bytes"], stage.output_bytes)}
 
 
 def _described(recipe: Recipe) -> str:

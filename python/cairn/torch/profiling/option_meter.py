@@ -13,7 +13,7 @@ from ..base.tree import Tree
 from ..rerun_state.rng_and_autocast import RandomState
 from ..selective.recompute import Recipe, TensorRecompute
 from . import isolated_block
-from .block_meter import BlockMeter, Created, parameters_of
+from .block_meter import BlockMeter, ParameterGradients, parameters_of
 from .option_proofs import BlockInputs
 from .option_runs import BlockRuns
 
@@ -29,7 +29,7 @@ class Metered:
         self.stage = StageMeasure(run.block.name, "block")
         meter = memory.meter_for(run.device)
         static = memory.storages(t for t in (*run.parameters(), *run.buffers()) if t is not None)
-        created = Created(meter)
+        created = ParameterGradients(meter)
         handles = [
             p.register_post_accumulate_grad_hook(lambda p: created.note(p.grad))
             for p in parameters_of(run.block)

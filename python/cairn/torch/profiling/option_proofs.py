@@ -44,8 +44,8 @@ class _NotReproduced(Exception):
 class Proofs:
     """Recomputes what choices do not keep from the saved tensors of one run, and compares."""
 
-    def __init__(self, run: BlockRuns, graph: BlockGraph, asked: Sequence[int], part_bytes: int) -> None:
-        self._run, self._graph, self._asked, self._part_bytes = run, graph, asked, part_bytes
+    def __init__(self, run: BlockRuns, graph: BlockGraph, read_order: Sequence[int], part_bytes: int) -> None:
+        self._run, self._graph, self._read_order, self._part_bytes = run, graph, read_order, part_bytes
 
     def choices(self) -> list[tuple[Recipe, OptionTimes]]:
         """The choices with their times; the first keeps everything."""
@@ -61,7 +61,7 @@ class Proofs:
         use = self._graph.packs[pack].use
         assert use is not None
         operation = self._graph.operations[self._graph.values[use.value].operation]
-        operation.reason = operation.reason or "does not give the same result again"
+        operation.forbid("does not give the same result again")
 
     def _try(self) -> list[tuple[Recipe, OptionTimes]]:
         self._run.rewind()
@@ -81,7 +81,7 @@ class Proofs:
         if len(saved) != len(self._graph.packs):
             return []
         choices = candidates(self._graph, self._part_bytes)
-        recipes = [compile_recipe(self._graph, choice.decisions, self._asked) for choice in choices]
+        recipes = [compile_recipe(self._graph, choice.decisions, self._read_order) for choice in choices]
         return [(recipe, self._proved(recipe, saved, states, where)) for recipe in recipes]
 
     def _proved(

@@ -60,7 +60,7 @@ class BlockRuns:
     def buffers(self) -> list[torch.Tensor | None]:
         return [b for part in self.block.all_modules() for b in part._buffers.values()]
 
-    def recorded(self, saving: bool, asked: list[int] | None = None) -> BlockGraph:
+    def recorded(self, saving: bool, read_order: list[int] | None = None) -> BlockGraph:
         """The operations of a run; with `saving` also a backward, which records the order of reads of saved tensors."""
         self.rewind()
         constants, buffers, side_outputs = (
@@ -82,8 +82,8 @@ class BlockRuns:
                 return count - 1, tensor.detach() if holds else None
 
         def unpack(held: Any) -> torch.Tensor:
-            if has_ended and asked is not None:
-                asked.append(held[0])
+            if has_ended and read_order is not None:
+                read_order.append(held[0])
             elif not has_ended:
                 recorder.read(held[0])
             return held[1]
@@ -93,13 +93,13 @@ class BlockRuns:
         has_ended = True
         graph = recorder.graph(result)
         if not constants.hold(parts, list(map(vars, parts))):
-            graph.refusal = graph.refusal or f"changes {constants.difference(parts)} in every run"
+            graph.refuse(f"changes {constants.difference(parts)} in every run")
         for (module, name), value in self._attributes.filled():
             if is_guarded(value):  # and so would have to be as it was
                 kind = type(module).__name__
-                graph.refusal = graph.refusal or f"changes the attribute '{name}' of {kind} in every run"
+                graph.refuse(f"changes the attribute '{name}' of {kind} in every run")
         if any(now is not before for now, before in zip(self.buffers(), buffers, strict=True)):
-            graph.refusal = graph.refusal or "puts other tensors in the place of its buffers"
+            graph.refuse("puts other tensors in the place of its buffers")
         if saving and not graph.refusal:
             self.backward(*side_outputs.root(result, self.arriving))
         torch.clear_autocast_cache()

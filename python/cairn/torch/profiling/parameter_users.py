@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence, Set
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
 
 import torch
 from torch import nn
@@ -38,10 +40,9 @@ class ParameterUsers:
         self._in_blocks: set[int] = set()
         self._users: dict[int, list[int]] = {}  # by parameter, the places of the calls that use it
         self._places: dict[tuple[int, int], int] = {}  # of calls of blocks
-        calls: dict[int, int] = {}
+        calls: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)
         for place, block in enumerate(order):
-            call = calls.get(id(block), 0)
-            calls[id(block)] = call + 1
+            call = next(calls[id(block)])
             self._places[id(block), call] = place
             for p in parameters_of(block):
                 self._in_blocks.add(id(p))

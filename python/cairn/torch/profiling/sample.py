@@ -146,6 +146,11 @@ class Sample:
         finally:
             self.attributes.restore_states()
 
+    def drop_gradients(self) -> None:
+        """Remove the gradients of the model's parameters."""
+        for parameter in self.model.parameters():
+            parameter.grad = None
+
     def watch(self, parameters: Parameters) -> None:
         """Run a forward that saves nothing, and record the parameters that it writes, to restore them."""
         with restored_attributes(self.model), saving_nothing(), parameters.watching():

@@ -13,8 +13,10 @@ step. `measure.py` evaluates the marks that are set here.
 from __future__ import annotations
 
 import functools
+import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from ..rerun_state.module_state import LARGE_BYTES
 from ..rerun_state.preserve import Randomness
 from ..rerun_state.sharded import reshard, shard_bytes
 from . import isolated_block
-from .block_meter import BlockMeter, Created, parameters_of
+from .block_meter import BlockMeter, ParameterGradients, parameters_of
 from .cast_copies import Copies
 from .parameter_users import ParameterUsers
 from .sample import Sample, backward_of
@@ -39,7 +41,7 @@ from .step_records import (
     Arriving,
     BlockRun,
     InAttribute,
-    Moment,
+    MemoryMark,
     Segment,
     in_attributes,
     large_buffers,
@@ -69,9 +71,9 @@ class StepRecording:
         self._shards = shard_bytes(sample.model)
         self._runs: list[BlockRun] = []
         self._segments: list[Segment] = []
-        self._calls: dict[int, int] = {}
+        self._calls: defaultdict[int, Iterator[int]] = defaultdict(itertools.count)  # by block: numbers of calls
         self._random_state: int | None = None  # before the last block, fingerprinted
-        self._created = Created(self._meter)
+        self._created = ParameterGradients(self._meter)
         self._held: dict[int, int] = {}
         self._gone: dict[int, int] = {}  # the mark at which an output was freed, by storage
         self._is_backward = False  # the step's backward is running
@@ -161,20 +163,18 @@ class StepRecording:
         self._segments[0].backward_end = self._moment()
         self._kept_bytes = sum(ref.nbytes for ref in side_outputs.storages(self._static).values())
         del output, loss, left
-        for parameter in self._sample.model.parameters():
-            parameter.grad = None
+        self._sample.drop_gradients()
 
     def _returned(self) -> None:
         self._segments[-1].returned = self._moment()
 
-    def _moment(self, grads_bytes: int = 0) -> Moment:
+    def _moment(self, grads_bytes: int = 0) -> MemoryMark:
         alive = {ref.key: ref.nbytes for run in self._runs for ref in run.outputs if ref.alive()}
-        return Moment(self._meter.mark(), alive, grads_bytes, self._replaced_bytes)
+        return MemoryMark(self._meter.mark(), alive, grads_bytes, self._replaced_bytes)
 
     def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._end_segment()
-        call = self._calls.get(id(block), 0)
-        self._calls[id(block)] = call + 1
+        call = next(self._calls[id(block)])
         refuse_learned_caches(block.name, (*args, *kwargs.values()))
         arguments = isolated_block.Arguments(args, kwargs, block)
         arguments.refuse_iterators(block.name)
@@ -258,7 +258,7 @@ class StepRecording:
             counted = self._static | memory.storages(run.arguments).keys()
             run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.alone.saved - counted)
             if replaced or any(detector.has_changed() for detector in run.read):
-                run.stage.keep_reason = run.stage.keep_reason or OVERWRITTEN
+                run.stage.keep(OVERWRITTEN)
             run.read.clear()
             run.computed.clear()
 

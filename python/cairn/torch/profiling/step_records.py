@@ -48,7 +48,7 @@ class StepMeasure:
 
 
 @dataclasses.dataclass
-class Moment:
+class MemoryMark:
     """A mark of the meter, with the block outputs and the gradients that exist there."""
 
     mark: int
@@ -65,11 +65,11 @@ class Moment:
 class Segment:
     """The code outside blocks: before the first block, between two blocks, or after the last."""
 
-    begin: Moment
-    end: Moment | None = None
-    backward_begin: Moment | None = None
-    backward_end: Moment | None = None
-    returned: Moment | None = None  # in the last segment: when the model's forward has returned
+    begin: MemoryMark
+    end: MemoryMark | None = None
+    backward_begin: MemoryMark | None = None
+    backward_end: MemoryMark | None = None
+    returned: MemoryMark | None = None  # in the last segment: when the model's forward has returned
     saved_bytes: int = 0  # what it makes and its backward frees, or is taken to free
     freed_bytes: int = 0  # by how much its forward frees more than it makes
     replacing: dict[int, int] = dataclasses.field(default_factory=dict)  # `_replaced_attributes` at its end
@@ -122,7 +122,7 @@ class BlockRun:
     read: list[_compat.WriteDetector] = dataclasses.field(default_factory=list)  # its arguments and large buffers
     computed: list[InAttribute] = dataclasses.field(default_factory=list)  # in attributes when it began, and after
     handed: list[tuple[int, Layout]] = dataclasses.field(default_factory=list)  # gradients of inputs, as they lie
-    arrived: Moment | None = None  # when the gradients of its outputs have arrived
+    arrived: MemoryMark | None = None  # when the gradients of its outputs have arrived
     arriving: Layouts = ()
 
     def returned(self, tensor: torch.Tensor) -> bool:

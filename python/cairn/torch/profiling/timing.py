@@ -70,8 +70,7 @@ class TimePasses:
         backward_of(output, loss)
         self._close_backward(0)
         del output, loss
-        for parameter in self._sample.model.parameters():
-            parameter.grad = None
+        self._sample.drop_gradients()
 
     def _samples_of(self, stage: StageMeasure) -> _Samples:
         return self._samples.setdefault(_kind(stage), _Samples())
@@ -145,8 +144,7 @@ class TimePasses:
                 root.backward()
         samples.backward.append(self._now() - begun[0] if begun else 0)
         torch.clear_autocast_cache()
-        for parameter in self._sample.model.parameters():
-            parameter.grad = None
+        self._sample.drop_gradients()
 
 
 def _kind(stage: StageMeasure) -> Any:

@@ -19,8 +19,14 @@ from ..base.tree import tensors_inside
 
 def untracked_storages(tensors: Iterable[torch.Tensor]) -> set[int]:
     """The storages of tensors in attributes of custom functions, in the autograd graph of tensors."""
-    held = (tensor for node in _nodes(tensors) for tensor in _held_by(node))
+    held = (tensor for node in _custom_functions(tensors) for tensor in _held_by(node))
     return {_compat.storage_id(tensor) for tensor in held if memory.has_storage(tensor)}
+
+
+def _custom_functions(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of custom functions in the autograd graph of tensors."""
+    nodes = _compat.nodes_behind(tensors)
+    return (node for node in nodes if isinstance(node, torch.autograd.function.BackwardCFunction))
 
 
 def _held_by(node: Any) -> Iterator[torch.Tensor]:
@@ -34,17 +40,3 @@ def _held_by(node: Any) -> Iterator[torch.Tensor]:
             waiting += [cell.cell_contents for cell in value.__closure__ or () if cell != types.CellType()]
         elif not isinstance(value, types.FunctionType):
             yield from (tensor for _, tensor in tensors_inside(value))
-
-
-def _nodes(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """The custom functions, each once."""
-    seen: dict[int, Any] = {}  # and alive, so that no two have the same identity
-    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
-    while waiting:
-        node = waiting.pop()
-        if node is None or id(node) in seen:
-            continue
-        seen[id(node)] = node
-        waiting += [following for following, _ in node.next_functions]
-        if isinstance(node, torch.autograd.function.BackwardCFunction):
-            yield node

@@ -330,11 +330,10 @@ def _together(notes: Iterable[str]) -> list[str]:
 
 def _rows(plan: Plan) -> tuple[Row, ...]:
     runs = Counter(op[1] for op in plan.ops if op[0].startswith("forward"))
-    saved_by = {op[1]: op[2] if len(op) > 2 else 0 for op in plan.ops if op[0] == "forward_save"}
     offloads = {(op[1], op[2]) for op in plan.ops if op[0] == "prefetch"}
     rows = []
-    for number, (ref, stage) in enumerate(zip(plan.stages, plan.problem["stages"], strict=True), 1):
-        chosen = saved_by.get(number, 0)
+    stages = zip(plan.stages, plan.problem["stages"], plan.chosen_options, strict=True)
+    for number, (ref, stage, chosen) in enumerate(stages, 1):
         option = stage["options"][chosen]
         shifted = plan.shifted_ns[number - 1][chosen] if plan.shifted_ns else 0
         rows.append(

@@ -20,7 +20,7 @@ _HOOKS = sorted(name for name in OF_EVERY_MODULE if "forward" in name and "hooks
 _ABSENT = object()  # in place of what an attribute stands for that is not there
 
 
-class HooksAndNames:
+class AttributesAndHooks:
     """The attributes of modules that take almost no memory, and all hooks around their forwards."""
 
     __slots__ = ("_hooks", "_names")

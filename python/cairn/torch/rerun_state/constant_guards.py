@@ -88,7 +88,7 @@ class Constants:
                 if not self._names_hold(owned, attributes, children):
                     return False
                 self.numbers = numbers
-            return self._guards.fillings_hold(owned) and self._outer_values.hold()
+            return self._guards.containers_hold(owned) and self._outer_values.hold()
         except _CHANGED:
             return False
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..base import _compat
 from .hook_closures import (
     CALLABLES,
     CONTAINERS,
@@ -126,13 +127,6 @@ class Leaves:
 
 
 def _leaves_of(roots: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    nodes = [root.grad_fn for root in roots if root.grad_fn is not None]
-    seen = set(nodes)
-    while nodes:
-        node = nodes.pop()
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        new = {following for following, _ in node.next_functions if following is not None} - seen
-        seen |= new
-        nodes += new
+    """The leaves of the autograd graph of these tensors."""
+    leaves = (getattr(node, "variable", None) for node in _compat.nodes_behind(roots))
+    return (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))

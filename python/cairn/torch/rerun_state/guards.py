@@ -81,8 +81,8 @@ class ValueGuards:
         self._numbers = self._exact(self._values)
         filled = [(i, name) for i, name, is_filled in comparable if is_filled]
         flat = [(i, name) for i, name in filled if _is_flat(namespaces[i][name])]
-        self._flat = _Fillings(namespaces, flat, exact)
-        self._deep = _Fillings(namespaces, [place for place in filled if place not in flat], exact)
+        self._flat = _ContainerGuards(namespaces, flat, exact)
+        self._deep = _ContainerGuards(namespaces, [place for place in filled if place not in flat], exact)
         self._referred = _Places((i, name) for i, name, value in entries if is_referred_to(value))
         self._gone: list[weakref.ref[Any]] = []
         self._references = [weakref.ref(value, self._gone.append) for value in self._referred.values(namespaces)]
@@ -103,9 +103,9 @@ class ValueGuards:
             if not self.names_hold(namespaces):
                 return False
             self._contents = contents
-        return self.fillings_hold(namespaces)
+        return self.containers_hold(namespaces)
 
-    def fillings_hold(self, namespaces: Sequence[Any]) -> bool:
+    def containers_hold(self, namespaces: Sequence[Any]) -> bool:
         """Whether the contents of lists, dicts and objects are the same."""
         return self._flat.hold(namespaces) and (not self.deep_in or self.deep_ones_hold(namespaces))
 
@@ -149,7 +149,7 @@ class ValueGuards:
         return None
 
 
-class _Fillings:
+class _ContainerGuards:
     """Copies of the lists and dicts under some names, to compare them with."""
 
     __slots__ = ("_copies", "_inexact", "_texts", "places")
@@ -202,14 +202,14 @@ def getter(indices: Sequence[int]) -> Callable[[Any], tuple[Any, ...]]:
 
 
 def value_at(namespaces: Sequence[Any], place: Place) -> Any:
-    """The value at a place, or `_Nothing` if the name is gone."""
+    """The value at a place, or `_Gone` if the name is gone."""
     try:
         return namespaces[place[0]][place[1]]
     except (IndexError, KeyError):
-        return _Nothing
+        return _Gone
 
 
-class _Nothing:
+class _Gone:
     """The value at a place whose name is gone: equal to no other."""
 
 

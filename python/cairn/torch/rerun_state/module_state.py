@@ -134,7 +134,7 @@ class BlockState:
         ]
         return names[index]
 
-    def before(self) -> Before:
+    def before(self) -> StateBefore:
         """Records the state before a run: parameters and buffers, and copies of the buffers that the run may write."""
         modules = [part for reference in self._parts if (part := reference()) is not None]
         attributes = list(map(attributes_of, modules))
@@ -147,13 +147,13 @@ class BlockState:
         names = list(map(dict.copy, attributes))
         released = self._release_large(names) if self._runs == 0 or self._replaced else {}
         if not buffers:
-            return Before(modules, attributes, self.children, parameters, buffers, [], copies, names, released)
+            return StateBefore(modules, attributes, self.children, parameters, buffers, [], copies, names, released)
         changing = [i for i, buffer in enumerate(buffers) if buffer is not None and self._may_change(i, buffer)]
         chosen = [(i, buffers[i]) for i in sorted(with_neighbours(changing, buffers))]
         made = copied([buffer for _, buffer in chosen])
         copies.update({i: (buffer, copy) for (i, buffer), copy in zip(chosen, made, strict=True)})
         versions = _compat.versions(buffers)
-        return Before(modules, attributes, self.children, parameters, buffers, versions, copies, names, released)
+        return StateBefore(modules, attributes, self.children, parameters, buffers, versions, copies, names, released)
 
     def _release_large(self, names: Sequence[dict[str, Any]]) -> dict[_Place, int]:
         """Removes large attributes that a run may replace from `names`, so that they are not held until the run ends.
@@ -168,7 +168,7 @@ class BlockState:
         identities = {(index, name): id(names[index].pop(name)) for index, name in heavy}
         return identities if self._runs == 0 else dict.fromkeys(identities, 0)
 
-    def _record_changes(self, before: Before) -> None:
+    def _record_changes(self, before: StateBefore) -> None:
         """Records which attributes a run has changed: a recomputation gets the values before the run.
 
         What only the first run changes stays changed, except attributes that did not exist or were None before.
@@ -201,7 +201,7 @@ class BlockState:
             return True
         return buffer.numel() * buffer.element_size() <= SMALL_BUFFER_BYTES
 
-    def after(self, before: Before) -> Record:
+    def after(self, before: StateBefore) -> Record:
         """Called after a run: the record of the state that a recomputation must read."""
         if before.names is not None:
             self._record_changes(before)
@@ -218,7 +218,7 @@ class BlockState:
                 del before.copies[index]
         return Record(self, before)
 
-    def _is_released(self, index: int, before: Before) -> bool:
+    def _is_released(self, index: int, before: StateBefore) -> bool:
         """Whether a copy is dropped: it is large, and a comparison shows that the run did not write the buffer.
 
         Small copies stay, because their buffers may be written after the run.
@@ -227,7 +227,7 @@ class BlockState:
         is_large = memory.storage_bytes(buffer) > LARGE_BYTES
         return is_large and memory.is_at_hand(buffer) and not self._is_written(index, before)
 
-    def _is_written(self, index: int, before: Before) -> bool:
+    def _is_written(self, index: int, before: StateBefore) -> bool:
         """Whether a run wrote or replaced a buffer, even with equal values: that counts as a new version, too."""
         (registry, key), (buffer, copy) = self.buffers()[index], before.copies[index]
         is_counted = _compat.version(buffer) != before.versions[index]
@@ -235,7 +235,7 @@ class BlockState:
 
 
 @dataclass(slots=True)
-class Before:
+class StateBefore:
     """The state of a block before a run: submodules, tensors and their versions, copies of buffers it may write."""
 
     modules: Sequence[nn.Module]
@@ -258,7 +258,7 @@ class Record:
 
     __slots__ = ("_addresses", "_before", "_flags", "_state", "_versions")
 
-    def __init__(self, state: BlockState, before: Before) -> None:
+    def __init__(self, state: BlockState, before: StateBefore) -> None:
         self._state, self._before = state, before
         self._versions, self._addresses = _compat.versions(before.parameters), before.addresses  # and of buffers
         self._flags = [part.training for part in before.modules] if before.flags is None else before.flags

@@ -14,7 +14,7 @@ from ..base.errors import Unsupported
 from ..base.layouts import ByteView
 from ..base.tree import Tree, tensors_inside, unique_tensors_in
 from ..rerun_state.attributes import Attributes
-from ..rerun_state.attributes_and_hooks import HooksAndNames
+from ..rerun_state.attributes_and_hooks import AttributesAndHooks
 from ..rerun_state.context_variables import Variables
 from ..rerun_state.module_state import Record
 from ..rerun_state.parametrized import ForwardWeights
@@ -127,7 +127,7 @@ class BlockRun:
     weights: ForwardWeights | None = None  # weights that `parametrize.cached()` had
     samples: list[Any] | None = None  # fingerprints of what it returned; None: not compared
     fingerprints: Fingerprints | None = None  # of what it returned and saved, on an accelerator
-    attributes_after: HooksAndNames | None = None  # after the run, where others change them later
+    attributes_after: AttributesAndHooks | None = None  # after the run, where others change them later
     attributes_before: Attributes | None = None  # before the run, where runs change their contents in place
     copies: frozenset[int] = frozenset()  # storages of the buffers in the latest recomputation that saved tensors
 

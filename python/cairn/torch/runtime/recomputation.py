@@ -35,8 +35,6 @@ from .step_settings import PlannedBlock, Settings, Trace
 from .step_transfers import StepTransfers
 from .step_values import StepValues
 
-_NOTHING = contextlib.nullcontext()
-
 
 class Recomputation(StepValues):
     """A step that can recompute its blocks. The schedule says when, and from which values."""

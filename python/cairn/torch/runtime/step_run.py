@@ -35,9 +35,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 import weakref
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -48,11 +50,11 @@ from ..base.layouts import ByteView
 from ..base.tree import Tree, tensors_in, unique_tensors_in
 from ..rerun_state import parametrized
 from ..rerun_state.attributes import Attributes
-from ..rerun_state.attributes_and_hooks import HooksAndNames
+from ..rerun_state.attributes_and_hooks import AttributesAndHooks
 from ..rerun_state.globals_and_closures import begin_step
-from ..rerun_state.module_state import Before
+from ..rerun_state.module_state import StateBefore
 from ..schedule.program import BACKWARD, FORWARD_DROP, FORWARD_SAVE, ON_VALUES, OUTPUT, PREFETCH, SAVED, Op
-from ..selective.matching_runs import InputFinder
+from ..selective.matching_runs import RunInputs
 from ..selective.pack_hooks import FirstRunPack, active
 from ..selective.recompute import TensorRecompute
 from ..selective.saved_tensors import Holder, Lease, RecomputableHolder, RecomputeState, View
@@ -91,16 +93,14 @@ class Run(Recomputation):
         self._watched: list[int] = []  # stages whose outputs have hooks, ascending
         self._pending: list[int] = []  # watched stages whose backward is still to come
         self._some_will_not_come = False  # some backwards in the list will not come
-        self._calls: dict[str, int] = {}
+        self._calls: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
         self._lock = threading.RLock()
         begin_step()
         self._perform_due()
 
     def next_call(self, name: str) -> int:
         """The number of this call of a block within the step, from 0."""
-        call = self._calls.get(name, 0)
-        self._calls[name] = call + 1
-        return call
+        return next(self._calls[name])
 
     # -- forward ---------------------------------------------------------------------------------------------
 
@@ -176,28 +176,26 @@ class Run(Recomputation):
         tree = Tree.of_call(args, kwargs)
         block = self._record_run(stage, forward, tree)
         if planned.selective is None:
-            finder, selective = InputFinder(planned.state.before()), None
+            inputs, selective = RunInputs(planned.state.before()), None
         else:
-            finder = planned.selective.find(tree, block.modes, self._backend_flags.key)
-            selective = self._selective_run(op, planned, finder, block)
+            inputs = planned.selective.find(tree, block.modes, self._backend_flags.key)
+            selective = self._selective_run(op, planned, inputs, block)
         if _compat.weights_are_cached():
             block.weights = parametrized.ForwardWeights(planned.state.modules())
         if planned.state.fills or planned.state.restores_attributes:
             block.attributes_before = Attributes(planned.state.modules())
         if selective is None:
-            output = self._run_recorded(op, block, finder, args, kwargs)
+            output = self._run_recorded(op, block, inputs, args, kwargs)
         else:
-            output = self._run_selectively(selective, block, finder.before, args, kwargs)
+            output = self._run_selectively(selective, block, inputs.before, args, kwargs)
         if planned.state.restores_attributes:
-            block.attributes_after = HooksAndNames(planned.state.modules())
+            block.attributes_after = AttributesAndHooks(planned.state.modules())
         passed, tree.leaves, tree.opaque = tree.leaves, [], []
         if not self._program.quiet[stage]:
             self._returns(op, output, passed)
         return output
 
-    def _selective_run(
-        self, op: Op, planned: PlannedBlock, finder: InputFinder, block: BlockRun
-    ) -> SelectiveRun | None:
+    def _selective_run(self, op: Op, planned: PlannedBlock, inputs: RunInputs, block: BlockRun) -> SelectiveRun | None:
         """A run under selective recomputation that does not need the list (`single_runs.py`).
 
         None if the block needs the list, or has no recipe for this call yet.
@@ -205,11 +203,11 @@ class Run(Recomputation):
         stage, settings = op.stage, self._settings
         if planned.selective is None or not op.option or not self._program.autograd_only[stage]:
             return None
-        recipe = planned.selective.following(op.option, finder) if settings.determinism_check != "values" else None
+        recipe = planned.selective.following(op.option, inputs) if settings.determinism_check != "values" else None
         return None if recipe is None else SelectiveRun(self, planned.name, stage, block, recipe, settings.devices)
 
     def _run_selectively(
-        self, run: SelectiveRun, block: BlockRun, before: Before, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, run: SelectiveRun, block: BlockRun, before: StateBefore, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         output = run.forward(args, kwargs)
         tree = block.tree
@@ -222,12 +220,12 @@ class Run(Recomputation):
         return output
 
     def _run_recorded(
-        self, op: Op, block: BlockRun, finder: InputFinder, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, op: Op, block: BlockRun, inputs: RunInputs, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """Runs a block under pack hooks. The schedule then empties and fills the holders of its saved tensors."""
         stage, planned = op.stage, self._planned_blocks[op.stage]
         lease, self._blocks[stage] = self._lease(stage), block
-        block.recompute_state = None if finder.key is None else RecomputeState(finder.key)
+        block.recompute_state = None if inputs.key is None else RecomputeState(inputs.key)
         saving = self._saving(op, block)
         leaves, digest_if_compared = block.tree.leaves, digest if self._settings.determinism_check == "values" else None
         fingerprints = block.fingerprints = self.new_fingerprints()
@@ -241,7 +239,7 @@ class Run(Recomputation):
         except BaseException:
             self._free_block(stage)
             raise
-        block.state = planned.state.after(finder.before)
+        block.state = planned.state.after(inputs.before)
         self.record_returned(block, output)
         self._record_saved(stage, block, saving, output)
         if first.close():

@@ -54,9 +54,9 @@ class StepTransfers:
     def offload(self, position: int, value: Value, tensors: Sequence[torch.Tensor]) -> bool:
         """Starts to copy tensors to the host. False if they are larger than planned."""
         place = self._transfer_plan.places[position]
-        if group_bytes(tensors) > place.size:
+        if group_bytes(tensors) > len(place):
             return False
-        self._groups[value] = self._leaving[position] = self._transfers.offload(value, tensors, place.offset)
+        self._groups[value] = self._leaving[position] = self._transfers.offload(value, tensors, place.start)
         return True
 
     def wait(self, position: int) -> None:

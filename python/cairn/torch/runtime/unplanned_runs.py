@@ -14,7 +14,7 @@ import torch
 from ..base.errors import RecomputationError, Unsupported
 from ..base.layouts import ByteView
 from ..rerun_state.attributes import Attributes
-from ..rerun_state.attributes_and_hooks import HooksAndNames
+from ..rerun_state.attributes_and_hooks import AttributesAndHooks
 from ..rerun_state.module_state import BlockState
 from ..schedule.program import FORWARD_SAVE, Op
 from ..selective.pack_hooks import FirstRunPack, active
@@ -46,7 +46,7 @@ class UnplannedRun(Lease):
         block.refuse_written(self.run.name(self.stage), first.versions)
         block.state = state.after(before)
         if state.restores_attributes:
-            block.attributes_after = HooksAndNames(state.modules())
+            block.attributes_after = AttributesAndHooks(state.modules())
         self.run.record_returned(block, output)
         first.close()
         block.tree.leaves, block.tree.opaque = [], []

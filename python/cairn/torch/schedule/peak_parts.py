@@ -23,7 +23,7 @@ class Part:
 
 
 @dataclasses.dataclass(frozen=True)
-class Moment:
+class PeakMoment:
     """One operation of a schedule and the most memory while it runs, in bytes."""
 
     op: int
@@ -163,13 +163,13 @@ def peak_moment(
     resident: Mapping[str, int] | None = None,
     held: Mapping[str, int] | None = None,
     at: tuple[int, int, int] | None = None,
-) -> Moment:
+) -> PeakMoment:
     """The first moment of the peak.
 
     `resident` names the chain's fixed bytes. `held` says which results of stages the caller keeps. `at` is the position
     of the peak, its bytes, and those that are being offloaded; needed for schedules with transfers.
     """
-    index, peak, leaving = at or (*_peak_of(chain, ops), 0)
+    index, peak, leaving = at or (*peak_of(chain, ops), 0)
     replay = Replay(chain)
     for op in ops[:index]:
         replay.run(op)
@@ -183,10 +183,11 @@ def peak_moment(
     text, stage = _describe(chain, ops[index])
     own = peak - sum(part.bytes for part in parts)
     parts.append(Part(f"taken by the {text}", own))
-    return Moment(index, text, stage, peak, tuple(part for part in parts if part.bytes))
+    return PeakMoment(index, text, stage, peak, tuple(part for part in parts if part.bytes))
 
 
-def _peak_of(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[int, int]:
+def peak_of(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[int, int]:
+    """The operation of the peak and its bytes, if transfers took no time."""
     replay = Replay(chain)
     best = (0, replay.level())
     for index, op in enumerate(ops):

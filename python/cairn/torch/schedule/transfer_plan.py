@@ -23,24 +23,13 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from ..base.memory import first_free
 from .peak_parts import Replay
 from .program import DISCARD, OFFLOAD, ON_VALUES, PREFETCH, Value
 
 Op = Sequence[Any]
 
 TRANSFERS = (OFFLOAD, PREFETCH, DISCARD)
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """The bytes of the slab in which a copy lies."""
-
-    offset: int
-    size: int
-
-    def overlaps(self, other: Place) -> bool:
-        """Whether the two places share a byte."""
-        return self.offset < other.offset + other.size and other.offset < self.offset + self.size
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +44,7 @@ class TransferPlan:
 
     ops: tuple[Op, ...]
     waits: Mapping[int, int]
-    places: Mapping[int, Place]
+    places: Mapping[int, range]
     slab_bytes: int
     host_peak_bytes: int
 
@@ -107,7 +96,7 @@ def transfer_plan_of(chain: Mapping[str, Any], ops: Sequence[Op], budget: int) -
     """The transfer plan of a schedule that the simulator has accepted under this budget."""
     moved = _early_prefetches(chain, [tuple(op) for op in ops], budget)
     places, peak = _places(chain, moved)
-    slab = max((place.offset + place.size for place in places.values()), default=0)
+    slab = _slab_bytes(places)
     return TransferPlan(tuple(moved), _waits(chain, moved, budget), places, slab, peak)
 
 
@@ -257,7 +246,7 @@ def _lifetimes(chain: Mapping[str, Any], ops: Sequence[Op]) -> list[_Lifetime]:
     return sorted(lifetimes, key=lambda lifetime: lifetime.begin)
 
 
-def _places(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[dict[int, Place], int]:
+def _places(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[dict[int, range], int]:
     """Places by the position of the offload, and the most bytes on the host at once."""
     lifetimes = _lifetimes(chain, ops)
     peak = max(
@@ -270,20 +259,18 @@ def _places(chain: Mapping[str, Any], ops: Sequence[Op]) -> tuple[dict[int, Plac
         lambda lifetime: (-lifetime.end, lifetime.begin),
     ]
     placements = (_first_fit(sorted(lifetimes, key=order)) for order in orders)
-    return min(placements, key=lambda places: max((p.offset + p.size for p in places.values()), default=0)), peak
+    return min(placements, key=_slab_bytes), peak
 
 
-def _first_fit(lifetimes: Sequence[_Lifetime]) -> dict[int, Place]:
-    placed: list[tuple[_Lifetime, Place]] = []
+def _slab_bytes(places: Mapping[int, range]) -> int:
+    return max((place.stop for place in places.values()), default=0)
+
+
+def _first_fit(lifetimes: Sequence[_Lifetime]) -> dict[int, range]:
+    """The place of each copy: the first range that is free during its lifetime."""
+    placed: list[tuple[_Lifetime, range]] = []
     for lifetime in lifetimes:
-        taken = sorted(
-            (place for other, place in placed if other.begin < lifetime.end and lifetime.begin < other.end),
-            key=lambda place: place.offset,
-        )
-        offset = 0
-        for place in taken:
-            if offset + lifetime.size <= place.offset:
-                break
-            offset = max(offset, place.offset + place.size)
-        placed.append((lifetime, Place(offset, lifetime.size)))
+        used = (place for other, place in placed if other.begin < lifetime.end and lifetime.begin < other.end)
+        offset = first_free(used, lifetime.size)
+        placed.append((lifetime, range(offset, offset + lifetime.size)))
     return {lifetime.begin: place for lifetime, place in placed}

@@ -76,6 +76,10 @@ class Operation:
     reason: str = ""  # why it is not replayed; empty: it may be
     nanoseconds: int = 0
 
+    def forbid(self, reason: str) -> None:
+        """The operation must not be replayed. The first reason stays; an empty one forbids nothing."""
+        self.reason = self.reason or reason
+
     @property
     def name(self) -> str:
         return str(self.function)
@@ -121,6 +125,10 @@ class BlockGraph:
     returned: frozenset[int]
     refusal: str = ""  # why the block has no options; empty: it may have
     calls: Sequence[Call] = ()
+
+    def refuse(self, reason: str) -> None:
+        """The block must not be recomputed selectively. The first reason stays."""
+        self.refusal = self.refusal or reason
 
     def is_dense(self, value: int) -> bool:
         """Whether the tensor that an operation returned fills its storage, so that a copy of it has the same layout."""

@@ -33,7 +33,7 @@ from . import matching_runs
 from .block_graph import BlockGraph
 from .block_options import MASK
 from .graph_recorder import BlockRecorder
-from .matching_runs import Called, Entry, InputFinder, Key, Latest
+from .matching_runs import CallGuards, Entry, Key, LatestRun, RunInputs
 from .pack_hooks import FirstRunPack, RecomputePack
 from .recompute import Recipe, TensorRecompute, compile_recipe, mask_of
 from .submodule_hooks import Handlers, by_module
@@ -44,7 +44,7 @@ class SelectiveOptions:
     """The options of one stage under selective recomputation, as a plan has them."""
 
     digest: str  # of the recorded operations
-    asked: tuple[int, ...]  # the order in which a backward asked for the saved tensors
+    asked: tuple[int, ...]  # the order in which a backward reads the saved tensors
     draws: tuple[int, ...]  # random operations come after so many saved tensors
     decisions: tuple[str, ...]  # a letter for each saved tensor, by option; the first keeps everything
 
@@ -62,7 +62,7 @@ class SelectiveBlock:
 
     def __init__(self, options: SelectiveOptions, state: BlockState, name: str, handlers: Handlers) -> None:
         self.options, self.state, self._name, self._handlers = options, state, name, handlers
-        self._latest: Latest | None = None
+        self._latest: LatestRun | None = None
         self._numbers: list[int] | None = None  # of what its modules held in the run before
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
@@ -70,30 +70,32 @@ class SelectiveBlock:
         for oldest in list(known)[:-_PLANS_KEPT]:
             known.pop(oldest, None)  # another thread may be here as well
 
-    def find(self, tree: Tree, modes: Modes, backend_flags: Any) -> InputFinder:
+    def find(self, tree: Tree, modes: Modes, backend_flags: Any) -> RunInputs:
         """Called before a run: the state that it reads, and a recording whose guards hold, if any."""
         latest = self._latest  # another thread may replace it
         if latest is not None:
             before = latest.before(tree, modes, backend_flags)
             if before is not None:
-                return InputFinder(before, latest.key, latest.entry, is_settled=True)
+                return RunInputs(before, latest.key, latest.entry, is_settled=True)
         before, seen = self.state.before(), matching_runs.call_key(tree, modes, backend_flags)
-        finding = InputFinder(before, Key((*seen, matching_runs.metadata_of([*before.parameters, *before.buffers]))))
-        entry = self._entries.get(finding.key)
+        inputs = RunInputs(before, Key((*seen, matching_runs.metadata_of([*before.parameters, *before.buffers]))))
+        entry = self._entries.get(inputs.key)
         if entry is not None and entry.constants.hold(before.modules, before.attributes, before.children):
-            finding.entry, numbers = entry, entry.constants.numbers
+            inputs.entry, numbers = entry, entry.constants.numbers
             is_steady = numbers is not None and numbers == self._numbers and self.state.is_steady
-            self._latest = Latest.of(finding, Called.of(tree, modes, backend_flags), latest) if is_steady else None
+            self._latest = (
+                LatestRun.of(inputs, CallGuards.of(tree, modes, backend_flags), latest) if is_steady else None
+            )
             self._numbers = numbers
-        return finding
+        return inputs
 
-    def following(self, option: int, finding: InputFinder) -> Recipe | None:
+    def following(self, option: int, inputs: RunInputs) -> Recipe | None:
         """The recipe that a run can follow. None if the run must be recorded first, or the block cannot be."""
-        entry = finding.entry
+        entry = inputs.entry
         if entry is None:
             return None
         recipe = entry.recipes.get(option) or self._recipe(entry, option)
-        if recipe is not None and recipe.calls is not None and not (finding.is_settled and recipe.wanted):
+        if recipe is not None and recipe.calls is not None and not (inputs.is_settled and recipe.wanted):
             modules = self.state.modules()
             recipe.wanted = by_module(modules, recipe.calls)
             self._handlers.hold(modules[part] for part in recipe.calls)  # when settled, they are there
@@ -115,9 +117,9 @@ class SelectiveBlock:
         if entry.graph is None:
             return None
         if option not in entry.recipes:
-            decisions, asked = self.options.decisions[option], self.options.asked
+            decisions, read_order = self.options.decisions[option], self.options.asked
             try:
-                entry.recipes[option] = compile_recipe(entry.graph, decisions, asked, self._name)
+                entry.recipes[option] = compile_recipe(entry.graph, decisions, read_order, self._name)
             except ValueError as error:
                 entry.graph, entry.reason = None, str(error)
                 return None

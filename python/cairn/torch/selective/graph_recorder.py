@@ -55,123 +55,55 @@ class BlockRecorder:
         parts: Sequence[nn.Module] = (),
         timed: torch.device | None = None,
     ) -> None:
-        self._builder, self._parts = _GraphBuilder(timed), parts
+        self._parts, self._timed = parts, timed
+        self._values: list[Value] = []
+        self._operations: list[Operation] = []
+        self._packs: list[Pack] = []
+        self._calls: list[Call] = []
+        self._current: dict[int, Value] = {}  # by storage: its latest version
+        self._references: list[_compat.StorageRef] = []  # so that no storage is given the number of another
+        self._refusal = ""
+        self._read_in_forward: set[int] = set()  # the saved tensors that the block reads itself
+        self.is_paused = False
+        self.is_recording = False  # an operation: what its record reads of tensors is no read of the block
+        self.reached: set[int] = set()  # the storages that operations were passed, in the present call of a function
         for kind, tensors in ((ARGUMENT, arguments), (PARAMETER, parameters), (BUFFER, buffers)):
             for index, tensor in enumerate(tensors):
                 if tensor is not None and memory.has_storage(tensor):
-                    self._builder.root(tensor, (kind, index))
+                    self._root(tensor, (kind, index))
         if any(type(t) not in PLAIN_CLASSES for t in arguments):
-            self._builder.refuse("gets a tensor of a class of its own")
+            self.refuse("gets a tensor of a class of its own")
 
     def __enter__(self) -> BlockRecorder:
         with contextlib.ExitStack() as entered:
-            entered.enter_context(
-                submodule_hooks.recorded_calls(self._parts, self._builder.saved_count, self._builder.calls)
-            )
-            entered.enter_context(_Operations(self._builder))
-            entered.enter_context(_Reads(self._builder))
+            calls = submodule_hooks.recorded_calls(self._parts, lambda: len(self._packs), self._calls)
+            entered.enter_context(calls)
+            entered.enter_context(_Operations(self))
+            entered.enter_context(_Reads(self))
             self._entered = entered.pop_all()
         return self
 
     def __exit__(self, *exc: Any) -> None:
         self._entered.__exit__(*exc)
 
-    def pack(self, tensor: torch.Tensor) -> None:
-        """Record a tensor that autograd saves; only while paused."""
-        self._builder.pack(tensor)
-
     def read(self, index: int) -> None:
         """Record that the block itself reads a saved tensor."""
-        self._builder.read.add(index)
+        self._read_in_forward.add(index)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Do not record the operations of the body."""
-        self._builder.paused, before = True, self._builder.paused
+        self.is_paused, before = True, self.is_paused
         try:
             yield
         finally:
-            self._builder.paused = before
+            self.is_paused = before
 
     def refuse(self, reason: str) -> None:
         """Mark the block as not to be recomputed selectively."""
-        self._builder.refuse(reason)
-
-    def graph(self, output: Any) -> BlockGraph:
-        """The recorded graph; `output` is the block's result."""
-        return self._builder.graph(output)
-
-
-class _Operations(_compat.DispatchMode):
-    """Passes every operation to the record."""
-
-    def __init__(self, builder: _GraphBuilder) -> None:
-        super().__init__()
-        self._builder = builder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        builder = self._builder
-        is_outermost, builder.is_recording = not builder.is_recording, True
-        try:
-            return builder.operation(func, args, kwargs or {})
-        finally:
-            builder.is_recording = not is_outermost
-
-
-class _Reads(_compat.FunctionMode):
-    """Detects reads of tensors' values that bypass the dispatcher."""
-
-    def __init__(self, builder: _GraphBuilder) -> None:
-        super().__init__()
-        self._builder = builder
-
-    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        name, builder = getattr(func, "__name__", str(func)), self._builder
-        if builder.paused or builder.is_recording:
-            return func(*args, **kwargs)
-        if func in _READS_VALUES:
-            builder.refuse(f"reads tensors from Python ({name})")
-        builder.reached.clear()  # functions that this one calls do not come here
-        result = func(*args, **kwargs)
-        if name not in _LIKE_ANOTHER and self._is_by_values(args, kwargs, result):
-            builder.refuse(f"depends on the values of its tensors ({name})")
-        return result
-
-    def _is_by_values(self, args: Any, kwargs: Any, result: Any) -> bool:
-        """Whether a function read the integers of an argument that it passed to no operation, as `tensor_split` does.
-
-        A function that returns its argument or a view of it reads nothing.
-        """
-        passed = (t for t in tensors_in((args, kwargs)) if _is_plain(t) and not t.dtype.is_floating_point)
-        keys = {_compat.storage_id(t) for t in passed if not t.dtype.is_complex} - self._builder.reached
-        made = {_compat.storage_id(t) for t in tensors_in(result) if _is_plain(t)} if keys else set()
-        return bool(made) and not keys <= made
-
-
-class _GraphBuilder:
-    """The record while it grows."""
-
-    def __init__(self, timed: torch.device | None) -> None:
-        self._timed = timed
-        self._values: list[Value] = []
-        self._operations: list[Operation] = []
-        self._packs: list[Pack] = []
-        self.calls: list[Call] = []
-        self._current: dict[int, Value] = {}  # by storage: its latest version
-        self._references: list[_compat.StorageRef] = []  # so that no storage is given the number of another
-        self._refusal = ""
-        self.paused = False
-        self.is_recording = False  # an operation: what its record reads of tensors is no read of the block
-        self.read: set[int] = set()  # the saved tensors that the block reads itself
-        self.reached: set[int] = set()  # the storages that operations were passed, in the present call of a function
-
-    def refuse(self, reason: str) -> None:
         self._refusal = self._refusal or reason
 
-    def saved_count(self) -> int:
-        return len(self._packs)
-
-    def root(self, tensor: torch.Tensor, root: Root) -> Value:
+    def _root(self, tensor: torch.Tensor, root: Root) -> Value:
         """The value of a tensor's storage from before the block."""
         key = _compat.storage_id(tensor)
         if key not in self._current:
@@ -179,9 +111,10 @@ class _GraphBuilder:
         return self._current[key]
 
     def pack(self, tensor: torch.Tensor) -> None:
+        """Record a tensor that autograd saves; only while paused."""
         use: Use | None = None
         maker: Any = type(tensor.grad_fn)
-        value = self.root(tensor, (OUTSIDE, 0)) if _is_plain(tensor) else None
+        value = self._root(tensor, (OUTSIDE, 0)) if _is_plain(tensor) else None
         if value is not None and tensor.dtype == value.dtype and not (tensor.is_conj() or tensor.is_neg()):
             use = Use(value.index, geometry(tensor))
             if value.root is not None or getattr(maker, "__name__", "") in _RESHAPES:
@@ -190,7 +123,8 @@ class _GraphBuilder:
         self._packs.append(Pack(use, tensor.shape, tensor.dtype, tensor.device, maker, cyclic))
 
     def operation(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if self.paused:
+        """Run an operation and record it."""
+        if self.is_paused:
             return func(*args, **kwargs)
         if operators.is_higher_order(func):
             self.refuse(f"calls the higher-order operator {func}, which is recomputed as a whole")
@@ -199,7 +133,7 @@ class _GraphBuilder:
         known = [_is_plain(t) for t in tree.leaves]
         self.reached.update(_compat.storage_id(t) for t, plain in zip(tree.leaves, known, strict=True) if plain)
         operands = [
-            Use(self.root(t, (OUTSIDE, 0)).index, geometry(t)) if plain else Use(-1, ((), (), 0))
+            Use(self._root(t, (OUTSIDE, 0)).index, geometry(t)) if plain else Use(-1, ((), (), 0))
             for t, plain in zip(tree.leaves, known, strict=True)
         ]
         dtypes = [t.dtype for t in tree.leaves]
@@ -239,7 +173,7 @@ class _GraphBuilder:
         for position, tensor in enumerate(tensors_in(result)):
             op.results += 1
             if not _is_plain(tensor):
-                op.reason = op.reason or "makes a tensor of a class of its own"
+                op.forbid("makes a tensor of a class of its own")
             elif _compat.storage_id(tensor) in self._current:
                 continue
             elif short_name(op.function) == "lift_fresh":  # a real tensor stays itself, a fake one gets a new storage
@@ -253,17 +187,17 @@ class _GraphBuilder:
         for index in written:
             old = self._current[_compat.storage_id(leaves[index])]
             if old.storage in done:
-                op.reason = op.reason or "writes one tensor in several ways"
+                op.forbid("writes one tensor in several ways")
                 continue
             done.add(old.storage)
             new = self._value(leaves[index], before=old.index)
             new.base, new.dtype = old.base, old.dtype
             if not is_dense(old):
-                op.reason = op.reason or "writes a part of a storage"
+                op.forbid("writes a part of a storage")
             old.overwritten = True
             op.written[index] = new.index
             if self._is_of_root(old):
-                op.reason = op.reason or "writes what was there before the block"
+                op.forbid("writes what was there before the block")
                 root = self._first(old).root
                 if root is not None and root[0] != BUFFER:
                     self.refuse(f"writes what it did not make ({op.name})")
@@ -304,15 +238,16 @@ class _GraphBuilder:
             self.refuse(f"communicates ({func})")
 
     def graph(self, output: Any) -> BlockGraph:
+        """The recorded graph; `output` is the block's result."""
         returned = frozenset(_compat.storage_id(t) for t in tensors_in(output) if memory.has_storage(t))
         self._refuse_stale_reads()
         self._refuse_hidden_draws()
         packs = list(map(self._latest_version, self._packs))
-        for index in self.read:
+        for index in self._read_in_forward:
             packs[index] = dataclasses.replace(packs[index], read_in_forward=True)
         for op in self._operations:
             simplify(op, self._values)
-        return BlockGraph(self._values, self._operations, packs, returned, self._refusal, self.calls)
+        return BlockGraph(self._values, self._operations, packs, returned, self._refusal, self._calls)
 
     def _latest_version(self, pack: Pack) -> Pack:
         """A saved tensor in its last version, if other parts of its storage were written later (a GRU cell's gates)."""
@@ -335,7 +270,7 @@ class _GraphBuilder:
             for use in op.operands:
                 value = self._values[use.value] if use.value >= 0 else None
                 if value is not None and value.root is not None and value.overwritten:
-                    op.reason = op.reason or "reads what the block writes later"
+                    op.forbid("reads what the block writes later")
 
     def _refuse_hidden_draws(self) -> None:
         """Forbid the replay of random operations whose state is unknown.
@@ -346,8 +281,54 @@ class _GraphBuilder:
         for op in self._operations:
             if op.random:
                 if op.packs_before in drawn_at:
-                    op.reason = op.reason or "draws where the random state is not at hand"
+                    op.forbid("draws where the random state is not at hand")
                 drawn_at.add(op.packs_before)
+
+
+class _Operations(_compat.DispatchMode):
+    """Passes every operation to the record."""
+
+    def __init__(self, recorder: BlockRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        recorder = self._recorder
+        is_outermost, recorder.is_recording = not recorder.is_recording, True
+        try:
+            return recorder.operation(func, args, kwargs or {})
+        finally:
+            recorder.is_recording = not is_outermost
+
+
+class _Reads(_compat.FunctionMode):
+    """Detects reads of tensors' values that bypass the dispatcher."""
+
+    def __init__(self, recorder: BlockRecorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name, recorder = getattr(func, "__name__", str(func)), self._recorder
+        if recorder.is_paused or recorder.is_recording:
+            return func(*args, **kwargs)
+        if func in _READS_VALUES:
+            recorder.refuse(f"reads tensors from Python ({name})")
+        recorder.reached.clear()  # functions that this one calls do not come here
+        result = func(*args, **kwargs)
+        if name not in _LIKE_ANOTHER and self._is_by_values(args, kwargs, result):
+            recorder.refuse(f"depends on the values of its tensors ({name})")
+        return result
+
+    def _is_by_values(self, args: Any, kwargs: Any, result: Any) -> bool:
+        """Whether a function read the integers of an argument that it passed to no operation, as `tensor_split` does.
+
+        A function that returns its argument or a view of it reads nothing.
+        """
+        passed = (t for t in tensors_in((args, kwargs)) if _is_plain(t) and not t.dtype.is_floating_point)
+        keys = {_compat.storage_id(t) for t in passed if not t.dtype.is_complex} - self._recorder.reached
+        made = {_compat.storage_id(t) for t in tensors_in(result) if _is_plain(t)} if keys else set()
+        return bool(made) and not keys <= made
 
 
 def _may_meet(one: View, other: View) -> bool:

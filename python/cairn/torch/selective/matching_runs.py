@@ -3,8 +3,8 @@
 A recording is valid for runs with arguments of the same metadata (shapes, strides, dtypes), in the same modes, with the
 same parameters and constants. In most steps nothing has changed since the step before, and comparing all of that would
 cost more than the block gains. So the state of the latest run that followed a recording is also kept in a form that is
-cheap to compare (`Latest`): change counters of the modules' dicts, the addresses of parameters, and PyTorch's own guard
-on tensor metadata.
+cheap to compare (`LatestRun`): change counters of the modules' dicts, the addresses of parameters, and PyTorch's own
+guard on tensor metadata.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..base import _compat
 from ..base.tree import Tree
 from ..rerun_state import sharded
 from ..rerun_state.constant_guards import Constants
-from ..rerun_state.module_state import Before
+from ..rerun_state.module_state import StateBefore
 from ..rerun_state.rng_and_autocast import Modes
 from ..rerun_state.snapshot import frozen
 from .block_graph import BlockGraph
@@ -41,10 +41,10 @@ class Entry:
 
 
 @dataclasses.dataclass(slots=True)
-class InputFinder:
-    """The state that a run reads. Two runs with equal keys do the same, as far as one can tell beforehand."""
+class RunInputs:
+    """The state that a run of a block reads. Runs with equal keys do the same, as far as one can tell beforehand."""
 
-    before: Before
+    before: StateBefore
     key: Any = None  # None without selective recomputation
     entry: Entry | None = None  # a recording that this run can follow
     is_settled: bool = False  # the state is that of the latest run
@@ -65,19 +65,19 @@ class Key:
         return self._hash
 
 
-class Latest:
-    """The state that the latest run read which followed a recording.
+class LatestRun:
+    """The state that was read by the latest run that followed a recording.
 
     It has no reference to a parameter, weak or strong: `torch.utils.swap_tensors` refuses tensors with weak references,
     and a parameter that is replaced must be freed. Nor does it keep parameters of a module that is gone.
     """
 
-    __slots__ = ("_addresses", "_called", "_children", "_tensor_guard", "_owners", "_registries", "entry", "key")
+    __slots__ = ("_addresses", "_call_guards", "_children", "_tensor_guard", "_owners", "_registries", "entry", "key")
 
-    def __init__(self, finding: InputFinder, entry: Entry, called: Called, known: Latest | None) -> None:
-        before = finding.before
-        self.key, self.entry = finding.key, entry
-        self._called, self._children = called, before.children
+    def __init__(self, inputs: RunInputs, entry: Entry, call_guards: CallGuards, known: LatestRun | None) -> None:
+        before = inputs.before
+        self.key, self.entry = inputs.key, entry
+        self._call_guards, self._children = call_guards, before.children
         owners = [module for module in before.modules if module._parameters]
         registries = self._registries = [module._parameters for module in owners]
         self._owners = [weakref.ref(module, lambda _: registries.clear()) for module in owners]
@@ -89,33 +89,36 @@ class Latest:
         )
 
     @classmethod
-    def of(cls, finding: InputFinder, called: Called | None, known: Latest | None) -> Latest | None:
+    def of(cls, inputs: RunInputs, call_guards: CallGuards | None, known: LatestRun | None) -> LatestRun | None:
         """None where each run may read other state (buffers), or where a change cannot be detected cheaply.
 
         known: that of an earlier run.
         """
-        before, entry = finding.before, finding.entry
-        if entry is None or called is None or before.buffers:
+        before, entry = inputs.before, inputs.entry
+        if entry is None or call_guards is None or before.buffers:
             return None
         if None in before.parameters or sharded.is_any(before.modules):
             return None
         is_watched = entry.constants.watch(before.modules, before.attributes)
-        return cls(finding, entry, called, known) if is_watched else None
+        return cls(inputs, entry, call_guards, known) if is_watched else None
 
-    def before(self, tree: Tree, modes: Modes, backend_flags: Any) -> Before | None:
-        """The state that a call with these arguments reads; None if it may have changed. Submodules and their
-        attributes, which have not changed, are left out.
+    def before(self, tree: Tree, modes: Modes, backend_flags: Any) -> StateBefore | None:
+        """The state that a call with these arguments reads; None if it may have changed.
+
+        Submodules and their attributes, which have not changed, are left out.
         """
         constants = self.entry.constants
-        if not (self._called.is_like(tree, modes, backend_flags) and constants.still_hold()):
+        if not (self._call_guards.hold(tree, modes, backend_flags) and constants.still_hold()):
             return None
         parameters = list(itertools.chain.from_iterable(map(_values_of, self._registries)))
         if _compat.addresses(parameters) != self._addresses or not self._tensor_guard.hold(parameters):
             return None
-        return Before((), (), self._children, parameters, [], [], {}, addresses=self._addresses, flags=constants.flags)
+        return StateBefore(
+            (), (), self._children, parameters, [], [], {}, addresses=self._addresses, flags=constants.flags
+        )
 
 
-class Called:
+class CallGuards:
     """Guards on the arguments and modes of a call."""
 
     __slots__ = ("_are_leaves", "_tensor_guard", "_modes", "_offsets", "_shape", "_shared", "_backend_flags")
@@ -126,12 +129,12 @@ class Called:
         self._are_leaves, self._offsets = list(map(_is_leaf, tree.leaves)), list(map(_offset_of, tree.leaves))
 
     @classmethod
-    def of(cls, tree: Tree, modes: Modes, backend_flags: Any) -> Called | None:
+    def of(cls, tree: Tree, modes: Modes, backend_flags: Any) -> CallGuards | None:
         """None where an argument is a tensor without strides, such as a sparse one."""
         is_usual = all(leaf.layout is torch.strided for leaf in tree.leaves)
         return cls(tree, modes, backend_flags) if is_usual else None
 
-    def is_like(self, tree: Tree, modes: Modes, backend_flags: Any) -> bool:
+    def hold(self, tree: Tree, modes: Modes, backend_flags: Any) -> bool:
         """Whether another call is surely the same, apart from the values in the tensors."""
         leaves = tree.leaves
         return (

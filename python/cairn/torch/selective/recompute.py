@@ -151,8 +151,8 @@ class Recipe:
         return self._alone[pack]
 
 
-def compile_recipe(graph: BlockGraph, decisions: str, asked: Sequence[int], name: str = "a block") -> Recipe:
-    """Compiles an option. `asked`: the order in which a backward read the saved tensors; `name`: for messages.
+def compile_recipe(graph: BlockGraph, decisions: str, read_order: Sequence[int], name: str = "a block") -> Recipe:
+    """Compiles an option. `read_order`: the order in which a backward read the saved tensors; `name`: for messages.
 
     Raises ValueError if a tensor that is not kept cannot be recomputed from those that are.
     """
@@ -160,7 +160,7 @@ def compile_recipe(graph: BlockGraph, decisions: str, asked: Sequence[int], name
         raise ValueError(f"{len(decisions)} decisions for {len(graph.packs)} saved tensors")
     compiler = Compiler(graph, decisions, name)
     absent = {i for i, letter in enumerate(decisions) if letter != KEEP}
-    order = [i for i in asked if i in absent]  # a function may ask twice
+    order = [i for i in read_order if i in absent]  # a function may ask twice
     order += sorted(absent.difference(order), reverse=True)
     code = compiler.code(order)
     items = [Item(i, pack, decisions[i], code) for i, pack in enumerate(graph.packs)]

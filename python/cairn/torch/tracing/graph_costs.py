@@ -84,7 +84,7 @@ def _workspaces(program: Program, externals: Sequence[torch.Tensor], device: tor
         _in_order(program, values, compute)
         values.clear()
     return [
-        meter.peak(begin, end) - meter.level(begin) - operation.bytes
+        meter.rise(begin, end) - operation.bytes
         for (begin, end), operation in zip(marks, program.operations, strict=True)
     ]
 

@@ -137,7 +137,7 @@ def _run(
         first = meter.mark()
         computed = replay(values, ops)
         last = meter.mark()
-    rise = meter.peak(first, last) - meter.level(first)
+    rise = meter.rise(first, last)
     return Run(Outcome.of(program, values), rise, computed, values.host_peak_bytes)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -33,6 +33,18 @@ def is_made_since(tensor: torch.Tensor, mark: int) -> bool:
 def ran_since(node: Any, mark: int) -> bool:
     """Whether one of autograd's functions ran after a mark; True where torch does not say when."""
     return mark >= 2**63 or bool(node._sequence_nr() >= mark)
+
+
+def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """The nodes of the autograd graph of tensors, each once."""
+    seen: dict[int, Any] = {}  # and alive, so that no two have the same identity
+    waiting: list[Any] = [tensor.grad_fn for tensor in tensors]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and id(node) not in seen:
+            seen[id(node)] = node
+            yield node
+            waiting += [following for following, _ in node.next_functions]
 
 
 def is_end_of_graph(node: Any) -> bool:

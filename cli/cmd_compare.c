@@ -103,9 +103,11 @@ static cli_exit print_lines(const cli_call *call, const cairn_info *infos, int c
     return result;
 }
 
+/* What says nothing of the other solvers: they answer. */
 static bool is_left_out(cairn_status status)
 {
-    return status == CAIRN_UNSUPPORTED || status == CAIRN_UNAVAILABLE || status == CAIRN_MEMORY_LIMIT;
+    return status == CAIRN_UNSUPPORTED || status == CAIRN_UNAVAILABLE || status == CAIRN_MEMORY_LIMIT ||
+           status == CAIRN_NO_MEMORY;
 }
 
 /* An answer names the solver that it comes from; a table of solvers also names auto, which asked it. */

@@ -11,7 +11,7 @@ from . import _structs
 from ._bounds import limits
 from ._calls import ProgressCallback
 from ._document import FilePath
-from ._errors import BadInput, MemoryLimit, Unavailable, Unsupported
+from ._errors import BadInput, MemoryLimit, NoMemory, Unavailable, Unsupported
 from ._library import lib
 from ._machine import Machine
 from ._option_set import OptionValue
@@ -184,7 +184,7 @@ def compare(
             continue
         try:
             answers[name] = solve_many(problem, chosen, solver=name, machine=machine, progress=progress, **own)
-        except (MemoryLimit, Unavailable, Unsupported) as error:
+        except (MemoryLimit, NoMemory, Unavailable, Unsupported) as error:
             left_out[name] = error.message
     return Comparison(problem, answers, left_out)
 

@@ -5,6 +5,7 @@ import pickle
 import random
 import warnings
 from pathlib import Path
+from typing import Any
 
 import cairn
 import pytest
@@ -305,6 +306,17 @@ def test_compare_gives_each_solver_what_it_takes() -> None:
     assert list(made.solutions) == ["chain-dp", "periodic", "chain-exact"]
     coarse = cairn.solve(chain, "150", solver="chain-dp", slots=3)
     assert made.solutions["chain-dp"][0].makespan_ns == coarse.makespan_ns
+
+
+def test_compare_goes_on_without_a_solver_that_runs_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    def solve_many(*arguments: Any, solver: str, **options: Any) -> list[cairn.Solution]:
+        if solver == "chain-exact":
+            raise cairn.NoMemory("out of memory")
+        return cairn.solve_many(*arguments, solver=solver, **options)
+
+    monkeypatch.setattr("cairn._compare.solve_many", solve_many)
+    made = cairn.compare(GPT2, [None], only=["store-all", "chain-exact"])
+    assert list(made.solutions) == ["store-all"] and made.left_out == {"chain-exact": "out of memory"}
 
 
 @pytest.mark.parametrize(("option", "meant"), [("budget", "budgets"), ("solver", "only"), ("solvers", "only")])

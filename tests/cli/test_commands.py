@@ -1,8 +1,10 @@
 """What the commands print, write and return."""
 
+import functools
 import json
 import os
 import re
+import resource
 
 from cli_support import CHAIN, CHAIN_HASH, GRAPH, GRAPH_HASH, STORE_ALL_CHAIN, chain, schedule_of, stage
 
@@ -293,6 +295,15 @@ def test_compare(cairn):
     assert told and float(told[2]) == 3 * int(told[1]) and int(told[1]) == len(timed.out.splitlines()) / 2
     csv = cairn("compare", "p", "--budgets", "2", "--csv").out.splitlines()
     assert all(line.count(",") == csv[0].count(",") for line in csv) and len(csv) > 2
+
+
+def test_compare_goes_on_without_a_solver_that_runs_out_of_memory(cairn):
+    cairn.file("p", chain(*[stage(10**6 + i * i, saved=10**7 - i * i, time=100 + i) for i in range(300)]))
+    limit = functools.partial(resource.setrlimit, resource.RLIMIT_AS, (80 << 20, resource.RLIM_INFINITY))
+    words = ("compare", "p", "--budgets", "1GB,", "--memory-limit", "10GB", "--threads", "1")
+    done = cairn(*words, preexec_fn=limit)
+    assert done.code == 0 and "left out: chain-exact: out of memory" in done.err
+    assert "\nstore-all " in done.out and "\nauto: " in done.out
 
 
 def test_options_of_other_solvers(cairn):

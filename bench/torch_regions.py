@@ -30,6 +30,7 @@ from cairn.torch.base import ranks
 from cairn.torch.compiled.compiled_model import known
 from cairn.torch.compiled.region_plan import RegionPlan
 from cairn.torch.compiling_regions import RegionModel
+from cairn.torch.rerun_state.sharded import ranks_of
 from support import arguments, region_models
 from support.region_models import Blocks
 from support.training import MIB, allocated_peak, machine, quiet, write
@@ -85,7 +86,7 @@ def peak_bytes(way: Way, ids: torch.Tensor) -> int:
     way.enter()
     resident = sum(local(t).nbytes for t in (*way.model.parameters(), ids))
     peak = resident + min(allocated_peak(lambda: run(way, ids)) for _ in range(STEPS))
-    return ranks.largest(peak, ranks.several())
+    return ranks_of(way.model).largest(peak)
 
 
 def planned(model: Blocks, ids: torch.Tensor, budget: int | str, name: str) -> Way:

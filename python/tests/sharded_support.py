@@ -253,6 +253,26 @@ def checkpointed(shard: Callable[[Net], Net]) -> list[Any]:
     return [one, exact, "follow one plan" in str(larger.value), "follow different plans" in str(other.value)]
 
 
+def stages(_: Any) -> list[bool]:
+    """Whether each rank compiles a stage of its own, which is sharded over its part of the mesh."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    mesh = init_device_mesh("cpu", (RANKS, 1), mesh_dim_names=("stage", "data"))["data"]
+    torch.manual_seed(0)
+    layers, x = 2 + 2 * distributed.get_rank(), torch.randn(32, WIDTH)
+    model, plain = (nn.Sequential(*(Layer() for _ in range(layers))) for _ in range(2))
+    plain.load_state_dict(model.state_dict())
+    for layer in model:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    ct.compile(model, x, budget="1GiB", kernels="eager", regions=True, loss_fn=torch.sum)
+    for each in (model, plain):
+        each(x).sum().backward()
+    pairs = zip(model.parameters(), plain.parameters(), strict=True)
+    return [len(known(model).regions.codes) > 0, all(torch.equal(p.grad.full_tensor(), q.grad) for p, q in pairs)]
+
+
 def _fewer_on_the_second_rank(curves: Any) -> list[region_levels.Level]:
     """The levels of one rank are fewer, as its times are others."""
     levels = region_levels.useful_levels(curves)

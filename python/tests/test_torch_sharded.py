@@ -32,6 +32,7 @@ SHARDED: ranks.Tasks = {
     "lists": (ranks.refused, ranks.lists, {}),
     "compiled": (ranks.compiled, ranks.pairs, {}),
     "checkpointed": (ranks.checkpointed, ranks.pairs, {}),
+    "stages": (ranks.stages, None, {}),
     "root that goes": (ranks.refused, ranks.root_that_goes, {}),
 }
 
@@ -94,3 +95,7 @@ def test_sharded_blocks_are_compiled_by_one_plan_of_all_ranks(found: dict[str, A
 def test_ranks_that_share_a_model_follow_one_plan(found: dict[str, Any]) -> None:
     """Ranks that recompute in different orders would wait for each other, or take wrong parameters."""
     assert found["checkpointed"] == [True] * 4
+
+
+def test_ranks_that_share_no_parameters_do_not_wait_for_each_other(found: dict[str, Any]) -> None:
+    assert found["stages"] == [True, True]

@@ -40,7 +40,7 @@ from .planning.step_profile import Profile
 from .planning.task import plan
 from .profiler import profile
 from .reporting.report import Report
-from .rerun_state.sharded import group_of
+from .rerun_state.sharded import ranks_of
 
 #: What is asked of a profile that training makes holds for those that it makes anew for other shapes.
 REPROFILING_OPTIONS = ("loss_fn", "inside", "outside", "holds_output")
@@ -118,7 +118,7 @@ def _applied(
     refuse_compiled(model)
     to_profile, to_plan, left = sorted_options(options)
     measured = profile(model, args, kwargs, **to_profile)
-    made = plan_of_ranks(functools.partial(plan, measured, **to_plan), budget, group_of(model))
+    made = plan_of_ranks(functools.partial(plan, measured, **to_plan), budget, ranks_of(model))
     left = {"on_shape_change": "replan", **left}
     again_as: dict[str, Any] = {name: to_profile[name] for name in REPROFILING_OPTIONS if name in to_profile}
     again_as["progress"] = to_profile.get("progress") or False  # no line among what a training loop prints

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from .base import _compat, ranks
+from .base import _compat
 from .base.errors import BudgetExceeded, InfeasibleBudget, PlanMismatch, VerificationFailed
 from .base.progress import reported_progress
 from .compiled.compiled_model import (
@@ -101,15 +101,15 @@ class RegionModel(CompiledModel):
         tensors as the first run. Where the solver chose several, the schedule is made anew. Ranks that share the model
         take the plan of the first, or its error.
         """
-        if not self.is_shared:
+        if not self.sample.ranks:
             return self._own_plan(miss_bytes)
         made: Any = None
-        if ranks.is_first():
+        if self.sample.ranks.is_first():
             try:
                 made = self._own_plan(miss_bytes)
             except Exception as error:  # which all ranks raise
                 made = error.with_traceback(None)
-        made = ranks.of_first(made, True)
+        made = self.sample.ranks.of_first(made)
         if isinstance(made, Exception):
             raise made
         return made
@@ -264,13 +264,13 @@ class RegionModel(CompiledModel):
         is counted as if it stayed, in some steps.
         """
         made = [self._step_and_peak()]
-        while self.is_shared and made[-1][1] > budget_bytes and len(made) < MEASUREMENTS:
+        while self.sample.ranks and made[-1][1] > budget_bytes and len(made) < MEASUREMENTS:
             made.append(self._step_and_peak())
         return min(made, key=lambda step: step[1])
 
     def _step_and_peak(self) -> tuple[StepResult, int]:
         measured = self.settled_step()
-        return measured, ranks.largest(max(measured.peak_bytes, self.optimizer_peak_bytes), self.is_shared)
+        return measured, self.sample.ranks.largest(max(measured.peak_bytes, self.optimizer_peak_bytes))
 
     def follow_plan(self, made: RegionPlan, request: RegionRequest, reporter: Any) -> None:
         """Follow a plan that was made before, and measure the step."""
@@ -279,7 +279,7 @@ class RegionModel(CompiledModel):
         self.optimizer_peak_bytes = max(made.plan.optimizer_peak_bytes, request.optimizer_peak_bytes)
         self.follow(made.plan, made.levels)
         measured, peak = self._measured(made.budget_bytes)
-        if missed := ranks.largest(self.regions.partitions.missed, self.is_shared):
+        if missed := self.sample.ranks.largest(self.regions.partitions.missed):
             raise PlanMismatch(
                 f"the plan was made for other blocks: {missed} of their graphs are not those of the plan; compile with "
                 "a budget again"
@@ -301,7 +301,7 @@ class RegionModel(CompiledModel):
         is_compared = request.prove and request.kernels == "eager"
         plain = self.plain_step_to_compare(is_compared, plan.plain_peak_bytes, reporter)
         found = None if plain is None else differences(plain, measured)
-        if ranks.largest(len(found or ()), self.is_shared):
+        if self.sample.ranks.largest(len(found or ())):
             self._refuse_or_warn(found or (), measured)
         assert self.profile is not None
         made = RegionPlan(
@@ -327,7 +327,7 @@ class RegionModel(CompiledModel):
             finally:
                 self.regions.set_levels(levels)
         wrong = differences(reference, measured)
-        if ranks.largest(len(wrong), self.is_shared):
+        if self.sample.ranks.largest(len(wrong)):
             described = "; ".join(wrong or found) or "on another rank"
             raise VerificationFailed(f"the step with compiled blocks is not that of the model: {described}")
         if found:
@@ -339,8 +339,8 @@ class RegionModel(CompiledModel):
         while changed:
             before = self.regions.compilations
             found = self.compiled_step(may_compile=True)
-            changed = ranks.largest(self.regions.compilations - before, self.is_shared)
-        is_missing = ranks.largest(int(found.peak_bytes == self.resident_bytes), self.is_shared)
+            changed = self.sample.ranks.largest(self.regions.compilations - before)
+        is_missing = self.sample.ranks.largest(int(found.peak_bytes == self.resident_bytes))
         return self.compiled_step() if is_missing else found
 
 

@@ -10,7 +10,7 @@ import torch
 from cairn import ProgressCallback
 from torch import nn
 
-from .base import memory, ranks
+from .base import memory
 from .base.blocks import Block, resolve
 from .base.budgets import free_bytes
 from .base.errors import Unsupported
@@ -45,7 +45,7 @@ from .rerun_state.backend_flags import refuse_chosen_kernels
 from .rerun_state.module_state import SMALL_BUFFER_BYTES
 from .rerun_state.parametrized import refuse_cache
 from .rerun_state.preserve import Parameters
-from .rerun_state.sharded import is_shared, refuse_sharded_modules
+from .rerun_state.sharded import refuse_sharded_modules
 
 RANDOM_STATE_BYTES = 5056  # of the CPU's generator, as torch hands it out
 OTHER_SEEDS = 8
@@ -273,7 +273,7 @@ def _measure(
         sample.reporter.begin("measuring memory", len(order))
         parameter_users = ParameterUsers(order, used_by_model)
         copies = CopyPass(sample, blocks).run() if copied else []
-        passes = PASSES_OF_RANKS if is_shared(sample.model) else 1
+        passes = PASSES_OF_RANKS if sample.ranks else 1
         made = [
             measure.MemoryPass(sample, blocks, parameter_users, device, arriving, copies).run() for _ in range(passes)
         ]
@@ -281,7 +281,7 @@ def _measure(
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
         hooked = {stage.name for stage in measured.blocks if stage.keep_reason == OWN_HOOKS}
         is_done = not bad and not hooked and (measured.is_settled or again == MEASURED_AGAIN)
-        if not ranks.largest(int(not is_done), is_shared(sample.model)):
+        if not sample.ranks.largest(int(not is_done)):
             return measured, blocks
         blocks = [block for block in blocks if block.name not in bad]
         blocks = [dataclasses.replace(b, has_own_hooks=True) if b.name in hooked else b for b in blocks]

@@ -1,10 +1,9 @@
-"""Agreement between ranks that run one sharded model: a step is theirs together, so all must take the same decisions.
-
-Functions with `is_shared` are collectives of the default process group if it is true, and trivial otherwise.
-"""
+"""Agreement between ranks that run one sharded model: a step is theirs together, so all must decide the same."""
 
 from __future__ import annotations
 
+import dataclasses
+from itertools import chain
 from typing import Any
 
 from torch import distributed
@@ -15,27 +14,45 @@ def several() -> bool:
     return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
 
 
-def is_first() -> bool:
-    """Whether this process is the first of several ranks."""
-    return distributed.get_rank() == 0
+@dataclasses.dataclass(frozen=True)
+class Ranks:
+    """The ranks that share a model. Other ranks, such as those of another pipeline stage, take no part.
 
+    Each method is a collective of all of them, or trivial where nobody shares the model.
 
-def of_first(value: Any, is_shared: bool) -> Any:
-    """The value that the first rank has; values are pickled."""
-    if not is_shared:
+    Attributes
+    ----------
+    groups
+        The process groups of this rank, one for each dimension of the device mesh. A value goes through all of them in
+        turn, and so reaches every rank of the mesh. Empty: the model is not shared.
+    """
+
+    groups: tuple[distributed.ProcessGroup, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.groups)
+
+    def is_first(self) -> bool:
+        """Whether this rank is the first in each dimension."""
+        return all(distributed.get_rank(group) == 0 for group in self.groups)
+
+    def of_first(self, value: Any) -> Any:
+        """The value that the first rank has; values are pickled."""
+        for group in self.groups:
+            values = [value]
+            distributed.broadcast_object_list(values, distributed.get_global_rank(group, 0), group)
+            value = values[0]
         return value
-    values = [value]
-    distributed.broadcast_object_list(values, 0)
-    return values[0]
 
+    def of_all(self, value: Any) -> list[Any]:
+        """What each rank has, in an order that is the same on all; values are pickled."""
+        values = [value]
+        for group in self.groups:
+            lists: list[Any] = [None] * distributed.get_world_size(group)
+            distributed.all_gather_object(lists, values, group)
+            values = list(chain.from_iterable(lists))
+        return values
 
-def largest(number: int, is_shared: bool) -> int:
-    """The largest number that a rank has."""
-    return max(of_all(number)) if is_shared else number
-
-
-def of_all(value: Any, group: Any = None) -> list[Any]:
-    """What each rank of a process group has, in their order; values are pickled. By default, of all ranks."""
-    values: list[Any] = [None] * distributed.get_world_size(group)
-    distributed.all_gather_object(values, value, group)
-    return values
+    def largest(self, number: int) -> int:
+        """The largest number that a rank has."""
+        return max(self.of_all(number))

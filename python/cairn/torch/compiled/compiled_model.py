@@ -13,13 +13,12 @@ import torch
 from cairn import format_bytes, format_ns
 from torch import nn
 
-from ..base import clock, memory, ranks
+from ..base import clock, memory
 from ..base.budgets import free_bytes, resolve
 from ..base.errors import Unsupported, VerificationFailed, out_of_time, warn
 from ..profiling.sample import Sample, backward_of
 from ..rerun_state.module_state import same_results
 from ..rerun_state.preserve import Buffers, Randomness
-from ..rerun_state.sharded import is_shared
 from .backend import Backend, GraphPrepared
 from .compiled_plan import CompiledPlan
 from .region_plan import RegionPlan
@@ -186,7 +185,7 @@ class CompiledModel:
         if not is_wanted:
             return None
         lacking = max(0, predicted_bytes - free_bytes(self.device) - self.resident_bytes)
-        if ranks.largest(lacking, self.is_shared):
+        if self.sample.ranks.largest(lacking):
             size = format_bytes(predicted_bytes)
             warn(f"not proved: a step without a plan takes {size}, more than the device has free")
             return None
@@ -210,11 +209,6 @@ class CompiledModel:
         compiled = self._compiled()
         assert compiled is not None
         remember(compiled, self)
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether the model is sharded over several ranks."""
-        return is_shared(self.model)
 
     def compiled_step(self, may_compile: bool = False) -> StepResult:
         """One step of the compiled model."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..base import clock, ranks
+from ..base import clock
 from ..base.blocks import Block
+from ..base.ranks import Ranks, several
 from ..base.stage_measure import StageMeasure
 from ..profiling import isolated_block
 from ..profiling.block_meter import parameters_of
@@ -18,7 +19,6 @@ from ..profiling.option_meter import Metered
 from ..profiling.option_proofs import OptionTimes
 from ..profiling.option_runs import BlockRuns
 from ..profiling.side_outputs import SideOutputs
-from ..rerun_state import sharded
 from .region_code import RECORDING, RegionGraph
 from .region_levels import EVERYTHING, level_of, level_text, useful_levels
 from .regions import Region, Regions
@@ -35,7 +35,6 @@ class RegionPass(OptionPass):
         self._regions = regions
         self._kinds: dict[Any, int] = {}
         self._curves: dict[int, _Curve] = {}
-        self._is_shared = sharded.is_shared(self._sample.model)
 
     def _measure_kind(
         self,
@@ -52,28 +51,28 @@ class RegionPass(OptionPass):
         arriving = self._measured.arriving.get((block.name, call), ())
         run = BlockRuns(block, function, arguments, self._device, arriving)
         own_kind = self._kinds.setdefault((stage.signature(), id(region.code)), len(self._kinds))
-        kind = ranks.of_first(own_kind, self._is_shared)  # measured bytes may differ a little from rank to rank
+        kind = self._sample.ranks.of_first(own_kind)  # measured bytes may differ a little from rank to rank
         if kind not in self._curves:
             run.pending = self._parameter_users.with_pending_gradients(block, call)
             run.shared = {id(p) for p in parameters_of(block) if self._parameter_users.is_shared(p)}
             with run.rewound():
-                self._curves[kind] = _Curve(run, stage, region, self._is_shared)
+                self._curves[kind] = _Curve(run, stage, region, self._sample.ranks)
         self._curves[kind].describe(stage)
 
 
 class _Curve:
     """The measured options of one kind of block.
 
-    is_shared: whether the model is sharded over several ranks. They all measure the levels of the first: a run of a
-    sharded block waits for the same run on the other ranks.
+    ranks: those that share the model. They all measure the levels of the first: a run of a sharded block waits for the
+    same run on the other ranks.
     """
 
-    def __init__(self, run: BlockRuns, stage: StageMeasure, region: Region, is_shared: bool) -> None:
+    def __init__(self, run: BlockRuns, stage: StageMeasure, region: Region, ranks: Ranks) -> None:
         self._stage, backend = stage, region.code.backend
         graphs = _graphs(run, region)
         curves = [graph.curve for graph in graphs if graph.curve is not None]
         texts = list(map(level_text, useful_levels(curves) if curves else [EVERYTHING]))
-        levels = list(map(level_of, ranks.of_first(texts, is_shared)))
+        levels = list(map(level_of, ranks.of_first(texts)))
         numbers = [backend.number_of(level) for level in levels]
         all_times = _times(run, region, numbers)
         metered = []
@@ -117,7 +116,7 @@ def _times(run: BlockRuns, region: Region, numbers: list[int]) -> list[OptionTim
     """
     rounds: list[list[tuple[int, int]]] = []
     start_ns = clock.read()
-    max_rounds = MIN_ROUNDS + 1 if ranks.several() else MAX_ROUNDS  # as many on each rank: they may wait for each other
+    max_rounds = MIN_ROUNDS + 1 if several() else MAX_ROUNDS  # as many on each: they may wait for each other
     while len(rounds) < max_rounds and (len(rounds) <= MIN_ROUNDS or clock.read() - start_ns < MAX_NS):
         rounds.append([])
         for number in numbers:

@@ -12,43 +12,43 @@ from collections.abc import Callable
 from typing import Any
 
 from ..._budget import Budget
-from ..base import ranks
 from ..base.errors import PlanMismatch
+from ..base.ranks import Ranks
 from .plan import Plan
 
 
-def plan_of_ranks(make: Callable[[Any], Plan], budget: Any, group: Any) -> Plan:
-    """The plan that `make` gives for a budget; the ranks of a process group take one that they all have made.
+def plan_of_ranks(make: Callable[[Any], Plan], budget: Any, ranks: Ranks) -> Plan:
+    """The plan that `make` gives for a budget; ranks that share a model take one that they all have made.
 
     It is within the smallest of their budgets, and that of the rank whose plain step takes the most memory, which may
     have the largest batch. An error of one rank is raised on all of them.
     """
-    if group is None:
+    if not ranks:
         return make(budget)
-    made = _of_all(make, budget, group)
+    made = _of_all(make, budget, ranks)
     smallest = min(plan.budget_bytes for plan in made)
     if any(plan.budget_bytes > smallest for plan in made):
         given = budget if isinstance(budget, Budget) else Budget()
-        made = _of_all(make, dataclasses.replace(given, total=smallest), group)
+        made = _of_all(make, dataclasses.replace(given, total=smallest), ranks)
     return max(made, key=lambda plan: plan.plain_peak_bytes)  # the first of equals: the same on each rank
 
 
-def _of_all(make: Callable[[Any], Plan], budget: Any, group: Any) -> list[Plan]:
+def _of_all(make: Callable[[Any], Plan], budget: Any, ranks: Ranks) -> list[Plan]:
     made: Any
     try:
         made = make(budget).to_json()
     except Exception as error:  # which all ranks raise
         made = error.with_traceback(None)
-    everyone = ranks.of_all(made, group)
+    everyone = ranks.of_all(made)
     failed = next((each for each in everyone if isinstance(each, Exception)), None)
     if failed is not None:
         raise failed
     return list(map(Plan.from_json, everyone))
 
 
-def refuse_other_plans(model_name: str, plan: Plan, group: Any) -> None:
-    """Raises PlanMismatch on each rank of a process group if not all of them follow this plan."""
-    hashes = [plan.hash] if group is None else ranks.of_all(plan.hash, group)
+def refuse_other_plans(model_name: str, plan: Plan, ranks: Ranks) -> None:
+    """Raises PlanMismatch on each rank that shares a model if not all of them follow this plan."""
+    hashes = ranks.of_all(plan.hash)
     if len(set(hashes)) > 1:
         found = ", ".join(f"{each[:15]} on rank {rank}" for rank, each in enumerate(hashes))
         raise PlanMismatch(

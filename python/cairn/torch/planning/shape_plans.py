@@ -23,6 +23,7 @@ for the latest shapes.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import threading
 import weakref
@@ -38,9 +39,10 @@ from ..base import memory
 from ..base.blocks import resolve
 from ..base.choices import POLICIES
 from ..base.errors import InfeasibleBudget, PlanMismatch, TorchError, warn
+from ..base.ranks import Ranks
 from ..base.stages import StageRef
 from ..rerun_state.backend_flags import changes_since
-from ..rerun_state.sharded import group_of, is_shared
+from ..rerun_state.sharded import ranks_of
 from .estimates import profiling_bytes, scaled
 from .rank_plans import refuse_other_plans
 from .shapes import (
@@ -167,13 +169,13 @@ class ShapePlans:
         """Raises PlanMismatch if ranks that share the model have come with different plans."""
         model = self._model()
         if model is not None:
-            refuse_other_plans(type(model).__name__, plan, group_of(model))
+            refuse_other_plans(type(model).__name__, plan, self._ranks)
 
-    @property
-    def _is_shared(self) -> bool:
-        """Whether ranks share the model, so that none of them may make another plan alone."""
+    @functools.cached_property
+    def _ranks(self) -> Ranks:
+        """The ranks that share the model, of which none may make another plan alone."""
         model = self._model()
-        return model is not None and is_shared(model)
+        return Ranks() if model is None else ranks_of(model)
 
     def _refuse_unfrozen(self) -> None:
         """Raises if parameters are trained that were frozen when the plan was made.
@@ -243,7 +245,7 @@ class ShapePlans:
 
     def correct(self, missed: Plan, by_bytes: int) -> None:
         """Replaces a plan whose step took `by_bytes` more than predicted by a better one, if there is one."""
-        if self._is_shared:
+        if self._ranks:
             raise PlanMismatch("ranks that share a model follow one plan; give Budget(reserve=) to plan with more room")
         with self._lock:
             if any(chosen.made == "nearest" and chosen.plan is missed for chosen, _ in self._chosen.values()):
@@ -265,7 +267,7 @@ class ShapePlans:
             return min(covering, key=lambda entry: count_of(entry.shapes))
         if self._policy == "error":
             raise self._mismatch(actual, args, kwargs)
-        if self._policy == "replan" and self._is_shared:
+        if self._policy == "replan" and self._ranks:
             why = ", and ranks that share a model follow one plan"
             raise self._mismatch(actual, args, kwargs, why)
         if self._policy == "nearest":

@@ -22,6 +22,7 @@ from ..rerun_state.external_modules import Leaves, external_modules_of
 from ..rerun_state.hook_closures import captured_values
 from ..rerun_state.kv_caches import own_caches
 from ..rerun_state.preserve import Parameters, Randomness, preserved
+from ..rerun_state.sharded import ranks_of
 from ..rerun_state.step_attributes import StepAttributes
 from . import isolated_block
 from .sample_inputs import InputRecord, record_of
@@ -52,6 +53,7 @@ class Sample:
         holds_output: bool = True,
     ) -> None:
         self.model, self.loss_fn, self.holds_output = model, loss_fn, holds_output
+        self.ranks = ranks_of(model)
         self._call = Tree.of((args, kwargs))
         # the caller's own tensors must not get gradients, nor a backward run on into the caller's graph
         self._tensors = list(map(_own, self._call.leaves))

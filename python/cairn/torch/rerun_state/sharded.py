@@ -18,11 +18,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from ..base import memory, ranks
 from ..base.blocks import Block
 from ..base.errors import Unsupported
+from ..base.ranks import Ranks
 
 
 def _kind() -> Any:
@@ -56,16 +57,17 @@ def is_any(modules: Iterable[nn.Module]) -> bool:
     return any(isinstance(module, kind) for module in modules)
 
 
-def is_shared(model: nn.Module) -> bool:
-    """Whether a model is sharded over several ranks."""
-    return ranks.several() and is_any(model.modules())
-
-
-def group_of(model: nn.Module) -> Any:
-    """The process group of the ranks that gather parameters of a model from each other; None if none are to gather."""
-    parts = filter(memory.is_distributed, model.parameters()) if is_shared(model) else iter(())
-    mesh = next((part.device_mesh for part in parts), None)  # type: ignore[attr-defined]
-    return None if mesh is None else mesh.get_group(mesh.ndim - 1)  # replicas come first
+def ranks_of(model: nn.Module) -> Ranks:
+    """The ranks over which FSDP2 shards a model."""
+    if not (ranks.several() and is_any(model.modules())):
+        return Ranks()
+    parts = list(filter(memory.is_distributed, model.parameters()))
+    if not parts:  # all are gathered, as a forward without a backward may leave them
+        reshard(model)
+        parts = list(filter(memory.is_distributed, model.parameters()))
+    meshes: list[Any] = [part.device_mesh for part in parts]  # type: ignore[attr-defined]
+    groups = dict.fromkeys(group for mesh in meshes for group in mesh.get_all_groups())
+    return Ranks(tuple(group for group in groups if distributed.get_world_size(group) > 1))
 
 
 def refuse_sharded_modules(blocks: Iterable[Block]) -> None:

@@ -86,9 +86,12 @@ def results(step, model, x, seed=3):
 @pytest.mark.parametrize(
     ("budget", "expected"),
     [
-        (50, "c0 offload0 c1 c2 leave0 c3 fetch0 c4 c5"),  # waits at the end of the forward; fetches beside c4
-        (49, "c0 offload0 c1 c2 leave0 c3 c4 fetch0 c5"),
-        (29, "c0 offload0 c1 leave0 c2 c3 c4 fetch0 c5"),  # c2 needs the memory
+        (
+            50,
+            "c0 offload0 c1 c2 wait0 c3 last_prefetch0 c4 c5",
+        ),  # waits where the forward ends; prefetches beside c4
+        (49, "c0 offload0 c1 c2 wait0 c3 c4 last_prefetch0 c5"),
+        (29, "c0 offload0 c1 wait0 c2 c3 c4 last_prefetch0 c5"),  # c2 needs the memory
     ],
 )
 def test_waits_come_where_memory_is_needed_and_prefetches_start_with_the_computation_before(budget, expected):

@@ -30,13 +30,13 @@ def test_what_is_out_is_freed_and_what_is_fetched_is_bounded(resident: int) -> N
     (store,) = saved._stores.values()
     assert model.alive() <= resident + 4096
     limit = resident + 4096  # one that is needed at once, beyond what may be fetched ahead
-    admit = store._admit
+    make_resident = store._make_resident
 
     def noting(entry: Any) -> None:
-        admit(entry)
+        make_resident(entry)
         alive.append(store._resident_bytes)
 
-    store._admit = noting  # type: ignore[method-assign]
+    store._make_resident = noting  # type: ignore[method-assign]
     loss.backward()
     assert alive and max(alive) <= limit
     outs, ins = moved(saved, "offload"), moved(saved, "prefetch")

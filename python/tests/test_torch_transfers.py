@@ -105,7 +105,7 @@ def test_results_on_another_device_stay_there() -> None:
     copies = HostCopies(torch.device("cpu"))
     results = [None, numbers(1000), torch.empty(3, device="meta"), numbers(10, 5)]
     copies.offload(7, results)
-    copies.leave(7)
+    copies.wait_out(7)
     assert copies.peak_bytes == 4040
     copies.prefetch(7)
     found = copies.take(7)

@@ -183,7 +183,7 @@ class _Judged:
 
 
 class _Search:
-    """The batches that were profiled, and what they say of others."""
+    """The profiled batches, and predictions for others from them."""
 
     def __init__(self, steps: Steps, budget: Any, extra_time: float | None) -> None:
         self._steps, self._extra_time = steps, extra_time
@@ -227,14 +227,14 @@ class _Search:
             return None
 
     def _correct(self, miss_bytes: int) -> None:
-        """Judges again what was profiled, with the room that a measured step turned out to need."""
+        """Judge all profiled batches again. A measured step took `miss_bytes` more than predicted."""
         self._miss_bytes = max(self._miss_bytes, miss_bytes)
         for batch, entry in list(self._judged.items()):
             if entry.profile is not None:
                 self._judged[batch] = self._verdict(entry.profile.corrected(self._miss_bytes))
 
     def _largest(self) -> int:
-        """Closes in on the largest batch with a plan; of at least 1, or raises."""
+        """Find the largest batch with a plan. Raises if not even a batch of 1 has one."""
         if not self._judged:
             self._judge(self._steps.resizing.batch)
         for _ in range(PROFILED):
@@ -254,7 +254,7 @@ class _Search:
         return max(low, 1)
 
     def _bounds(self) -> tuple[int, int | None]:
-        """The least batch that was refused, None if none was; and the largest below it that has a plan, or 0."""
+        """The largest batch with a plan below the least refused one, or 0; and that least refused batch, or None."""
         high = min((batch for batch, entry in self._judged.items() if entry.plan is None), default=None)
         planned = [b for b, entry in self._judged.items() if entry.plan is not None and (high is None or b < high)]
         return max(planned, default=0), high
@@ -301,7 +301,7 @@ class _Search:
     # -- predicting ------------------------------------------------------------------------------------------
 
     def _predicted(self, low: int, high: int | None) -> int:
-        """The largest batch below `high` that the nearest profile says has a plan; `low` where it knows of none."""
+        """The largest batch below `high` that has a plan by the nearest profile; `low` if there is none."""
         known = {batch: entry.profile for batch, entry in self._judged.items() if entry.profile is not None}
         base = low or min(known, default=0)
         if not base:
@@ -327,8 +327,9 @@ class _Search:
         return top
 
     def _power(self, known: Mapping[int, Profile], base: int) -> float:
-        """With which power of the batch saved tensors grow, by the two nearest profiles. From a single one, 1 for
-        batches, and 2 along other dimensions, for attention.
+        """The power of the batch with which saved tensors grow, by the two nearest profiles.
+
+        With a single profile it is 1 for batches, and 2 for other dimensions, because of attention.
         """
         nearest = min((b for b in known if b != base), key=lambda batch: abs(math.log(batch / base)), default=None)
         if nearest is None:

@@ -390,8 +390,7 @@ def _loss_costs(sample: Sample, device: torch.device) -> tuple[int, int]:
         loss = sample.loss(output)
         if loss is not None and loss.requires_grad:
             loss.backward()
-        clock.wait_for(device)
-        taken, last = clock.read() - began, meter.mark()
+        taken, last = clock.now(device) - began, meter.mark()
         del loss
         for root in roots:
             root.grad = None

@@ -115,7 +115,7 @@ def checkpoint_sequential(
 
 
 def _check_torch_options(options: Mapping[str, Any]) -> None:
-    """Raises for what neither torch's function takes nor this one can do with segments."""
+    """Raises for arguments that torch's function refuses, or that do not go with segments."""
     check_names(options, ["use_reentrant"], "checkpoint_sequential with segments")
     if options.get("use_reentrant", False) is not False:
         raise ValueError("use_reentrant=False is the only way: the recomputation runs in the graph's own backward")

@@ -76,8 +76,9 @@ def resolve(model: nn.Module, name: str) -> Block:
 
 
 def takes_gradients(arguments: Any, parameters: Iterable[torch.Tensor | None]) -> bool:
-    """Whether a run that is passed these has a backward: it saves tensors, and is a stage. Others (recycling,
-    self-conditioning, targets) run unchanged.
+    """Whether a run with these arguments has a backward. It then saves tensors, and is a stage.
+
+    Other runs (recycling, self-conditioning, targets) are left unchanged.
     """
     if not torch.is_grad_enabled():
         return False
@@ -94,8 +95,9 @@ Handler = Callable[[Block, Callable[..., Any], tuple[Any, ...], dict[str, Any]],
 def intercepted(
     blocks: Sequence[Block], handler: Handler, around: Callable[[], Any] = contextlib.nullcontext
 ) -> Iterator[None]:
-    """While active, every call of a block that takes gradients goes to `handler`; all calls are within a context that
-    `around` makes.
+    """In the body, every call of a block that takes gradients goes to `handler`.
+
+    All calls run within a context that `around` makes.
     """
 
     def handled(block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -168,8 +170,9 @@ def _chain_of(modules: Sequence[nn.Module]) -> Callable[[Any], Any]:
 
 
 def checkpointing_switch(module: nn.Module) -> str:
-    """The call that makes a module's layers stop recomputing themselves; empty where they do not. The attributes are
-    those of transformers, old and new, and of timm (open_clip has it, too).
+    """The call that stops a module's layers from recomputing themselves; empty if they do not.
+
+    The attributes are those of transformers, old and new, and of timm (open_clip has them, too).
     """
     if getattr(module, "gradient_checkpointing", False) or getattr(module, "activation_checkpointing", False) is True:
         return "model.gradient_checkpointing_disable()"

@@ -27,7 +27,7 @@ _RATIO_HINT = (
 
 
 def resolve(budget: Any, device: torch.device, resident_bytes: int = 0, name: str = "budget") -> int:
-    """The total in bytes. `resident_bytes` of "auto" are what the step already has on the device.
+    """The total in bytes. resident_bytes: for "auto", the bytes of the step that are on the device already.
 
     Raises TypeError for what is not a size, ValueError for a size that makes no sense.
     """
@@ -127,7 +127,7 @@ def _status(path: str, field: str) -> int | None:
 
 
 def _process_limits() -> list[tuple[int, str]]:
-    """Limits set for this process, each with the field that says what counts against it."""
+    """Limits set for this process, each with the field of memory use that counts against it."""
     limits = [(resource.RLIMIT_DATA, "VmData"), (resource.RLIMIT_AS, "VmSize")]
     soft = [(resource.getrlimit(what)[0], field) for what, field in limits]
     return [(limit, field) for limit, field in soft if limit != resource.RLIM_INFINITY]

@@ -17,6 +17,12 @@ def wait_for(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
+def now(device: torch.device) -> int:
+    """The time at which a device has done all that it was given, in ns."""
+    wait_for(device)
+    return read()
+
+
 def far_apart(predicted_ns: int, measured_ns: int, if_less: str, if_more: str) -> list[str]:
     """A sentence if two times differ more than twofold, with the reason for a measured time that is less or more."""
     less, more = sorted((max(predicted_ns, 1), max(measured_ns, 1)))

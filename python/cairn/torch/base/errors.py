@@ -37,15 +37,17 @@ def out_of_time(time_limit: str) -> Unsupported:
 
 
 class _NeedsSmallerBatch(torch.OutOfMemoryError):
-    """An error that batch-size finders take for out of memory: `args[0]` has their words, `str` the reason alone."""
+    """An error that batch-size finders take for out of memory: `args[0]` has their words, `str` only the reason."""
 
     def __init__(self, message: str) -> None:
         super().__init__(f"{message}. {_HINT_FOR_BATCH_FINDERS}")
 
 
 class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
-    """No plan fits in the budget. It is a torch.OutOfMemoryError as well, so that those who look for the largest batch
-    that does not raise one (accelerate's find_executable_batch_size, for example) go on with a smaller one.
+    """No plan fits in the budget.
+
+    It is a torch.OutOfMemoryError as well. So a search for the largest batch that fits (accelerate's
+    find_executable_batch_size, for example) goes on with a smaller one.
 
     Attributes
     ----------
@@ -133,9 +135,7 @@ class InfeasibleBudget(TorchError, cairn.InfeasibleBudget, _NeedsSmallerBatch):
         return error
 
     def for_shapes(self, shapes: Sequence[str], unmeasured: str = "") -> InfeasibleBudget:
-        """The error for a step with other inputs than those that were planned for. unmeasured: why that was
-        estimated instead.
-        """
+        """The error for a step with other inputs than the planned ones. unmeasured: why the step was only estimated."""
         why = self.message
         if unmeasured:
             why = (
@@ -210,7 +210,7 @@ class RecomputationError(TorchError, RuntimeError):
 
     @classmethod
     def differs(cls, name: str, difference: str) -> RecomputationError:
-        """The error that the block of this name does something else when it is recomputed."""
+        """The error for a block of this name that behaves differently when it is recomputed."""
         error = cls(
             f"block '{name}' does not do the same twice: {difference}; keep this block, or make what it depends on "
             "part of its arguments"
@@ -246,7 +246,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def warn(text: str) -> None:
-    """Warns at the line of the user's that led here: the first one that is neither torch's nor Cairn's."""
+    """Warns at the line of the user's code that led here: the first one outside of torch and Cairn."""
     frame, level = inspect.currentframe(), 1
     while frame is not None and frame.f_back is not None and _package_of(frame.f_globals) in _SKIPPED_PACKAGES:
         frame, level = frame.f_back, level + 1

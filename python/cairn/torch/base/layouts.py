@@ -73,11 +73,11 @@ class Layout:
         return storage.as_strided(self._shape, self._strides, self._offset)
 
     def new_storage(self, size: int) -> torch.Tensor:
-        """A storage of so many bytes. Its values are normal numbers, because denormal ones slow kernels down."""
+        """A storage of `size` bytes. Its values are normal numbers, because denormal ones slow kernels down."""
         return torch.full((size // self._dtype.itemsize,), 1e-3, dtype=self._dtype, device=self._device)
 
     def place_in_storage(self, storage: int, offset: int) -> None:
-        """Records that it shares a numbered storage with others, and how many elements after the first it begins."""
+        """Records that it shares a numbered storage with others, and begins `offset` elements after the first."""
         self.storage, self._offset = storage, offset
 
     def without_other_holders(self) -> Layout:
@@ -168,7 +168,7 @@ def new_tensors(layouts: Layouts) -> list[torch.Tensor | None]:
 
 @contextlib.contextmanager
 def saving_nothing(takes_gradients: bool = False, and_own: bool = False) -> Iterator[None]:
-    """Runs a forward with gradients on, so that the same kernels are chosen, while the graph keeps no tensor.
+    """Runs a forward with gradients on, so that kernels are chosen as usual, but the graph keeps no tensors.
 
     A backward from a side output gets made-up tensors of the right kind.
     takes_gradients: the forward itself has backwards; tensors are kept until it has ended.

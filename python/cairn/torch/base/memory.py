@@ -40,8 +40,9 @@ def has_storage(tensor: torch.Tensor) -> bool:
 
 
 def can_be_read(tensor: torch.Tensor) -> bool:
-    """Whether its numbers lie in memory where `data_ptr` says: not those of a wrapper around other tensors, and a step
-    on fake tensors has none.
+    """Whether the elements of a tensor are in memory at its `data_ptr`.
+
+    They are not for a wrapper around other tensors, and in a step on fake tensors.
     """
     if _compat.is_faked():
         return False
@@ -95,7 +96,7 @@ def storages(tensors: Iterable[torch.Tensor]) -> dict[int, int]:
 
 
 def unique_bytes(tensors: Iterable[torch.Tensor], without: Iterable[int] = ()) -> int:
-    """Bytes of the storages of tensors, each once, without those named in `without`."""
+    """Bytes of the storages of tensors, each once. Storages in `without` do not count."""
     left_out = set(without)
     return sum(size for key, size in storages(tensors).items() if key not in left_out)
 
@@ -111,8 +112,9 @@ def dense_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def give_back() -> None:
-    """Gives memory that was freed back to the system, where the C library can: a heap that a metered step has left in
-    pieces would grow with every step.
+    """Give freed memory back to the system, if the C library can.
+
+    A metered step leaves the heap in pieces. Without this, the heap would grow with every step.
     """
     _compat.trim_heap()
 
@@ -132,7 +134,7 @@ def first_free(used: Iterable[range], size: int) -> int:
 
 @contextlib.contextmanager
 def not_collecting() -> Iterator[None]:
-    """Garbage from before, collected while memory is measured, would count as released; and collecting takes time."""
+    """Switch the garbage collector off for the body: a collection would count as released memory, and takes time."""
     collecting = gc.isenabled()
     gc.disable()
     try:
@@ -316,7 +318,7 @@ def is_cpu_faked() -> bool:
 
 
 def stand_in(nbytes: int) -> Any:
-    """What counts as so many bytes on a virtual CPU, for its memory that no operator allocates. Elsewhere None."""
+    """A tensor that stands for memory of a virtual CPU that no operator allocates; None elsewhere."""
     return torch.empty(nbytes, dtype=torch.uint8, device="cpu") if is_cpu_faked() else None
 
 

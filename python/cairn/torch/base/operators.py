@@ -26,7 +26,7 @@ _UNDECLARED_WRITES = {
     "aten::miopen_batch_norm": ((3, 4), 5),
 }
 
-#: operators that replace all of what they write into, and do not read it
+#: Operators that overwrite all of a tensor and do not read it.
 _OVERWRITING = frozenset(
     f"aten::{name}"
     for name in (
@@ -72,7 +72,7 @@ _COLLECTIVES = (_IN_PLACE_COLLECTIVES, "_c10d_functional::", "_c10d_functional_a
 
 
 def is_higher_order(operator: Operator) -> bool:
-    """Whether an operator runs functions that it is passed (cond, scan, ...); only the others have schemas."""
+    """Whether an operator runs functions that it is given (cond, scan, ...). Such operators have no schema."""
     return _compat.schema_of(operator) is None
 
 
@@ -149,7 +149,9 @@ def facts_of(operator: Operator) -> Facts:
 
 
 def reads_numbers(operator: Operator, args: Sequence[Any]) -> bool:
-    """Whether a call makes numbers or shapes out of the numbers in its tensors, on which the program may branch."""
+    """Whether a call returns numbers or shapes that depend on values of tensors, so that the program may branch on
+    them.
+    """
     if operator is torch.ops.aten.index.Tensor:
         return any(index.dtype in (torch.bool, torch.uint8) for index in tensors_of(args[1]))
     tags = operator.tags
@@ -157,7 +159,7 @@ def reads_numbers(operator: Operator, args: Sequence[Any]) -> bool:
 
 
 def parts_of(facts: Facts, args: Sequence[Any]) -> list[tuple[tuple[int, ...], tuple[Any, ...]]]:
-    """A call as several ones that compute a part of the results each: positions of results, and arguments.
+    """A call as several calls, each of which computes some of the results: positions of results, and arguments.
 
     A gradient of weights, which stays, need not share a node with a gradient that is on its way.
     """
@@ -177,7 +179,7 @@ def parts_of(facts: Facts, args: Sequence[Any]) -> list[tuple[tuple[int, ...], t
 
 @functools.cache
 def out_of_place(operator: Operator) -> Operator | None:
-    """The operator that computes what this one writes into its first argument, as a new tensor: add for add_."""
+    """The operator that returns a new tensor where this one writes its first argument: add for add_."""
     namespace, _, name = _compat.schema_of(operator).name.partition("::")
     if not name.endswith("_") or name.endswith("__"):
         return None

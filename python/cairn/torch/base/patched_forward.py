@@ -176,14 +176,14 @@ def _is_patch(value: Any) -> bool:
 
 
 def names_but_handlers(state: dict[str, Any]) -> list[str]:
-    """The attributes in a module's `__dict__` but for those that the patch of a submodule has put there."""
+    """The attributes in a module's `__dict__`, without those that a submodule patch has put there."""
     names, forward = list(state), state.get("forward")
     is_part = isinstance(forward, PatchedForward) and forward.is_of_submodule
     return [name for name in names if name not in PATCHED_NAMES] if is_part else names
 
 
 def is_copied_as_usual(module: nn.Module) -> bool:
-    """Whether copies and pickles of a module are made of its `__dict__`, as those of most modules are."""
+    """Whether a module is copied and pickled by its `__dict__`, as most modules are."""
     cls, own = type(module), ("__deepcopy__", "__reduce_ex__", "__reduce__", "__getstate__")
     return all(getattr(cls, name, None) is getattr(nn.Module, name, None) for name in own)
 

@@ -87,7 +87,7 @@ class StageMeasure:
     accumulated_weight_grad_bytes: int = 0
     made_copies: dict[str, int] = dataclasses.field(default_factory=dict)  # bytes of autocast's copies of parameters
     saved_copies: list[str] = dataclasses.field(default_factory=list)  # for each saved tensor: whose copy it is, or ""
-    pending_grad_bytes: int = 0  # other gradients than that of its output, that exist then: they wait for others
+    pending_grad_bytes: int = 0  # other gradients that exist when its backward begins: they wait for others
     accumulated_pending_grad_bytes: int = 0
     listed: dict[str, int] = dataclasses.field(default_factory=dict)  # outputs of others, alive when it first runs
     listed_slack_bytes: int = 0  # bytes of these that are freed before its forward's peak

@@ -31,7 +31,7 @@ def fingerprint(tensor: torch.Tensor) -> int:
 
 @torch.no_grad()
 def spread(tensor: torch.Tensor) -> bytes | None:
-    """Some numbers of a tensor from all over it, at next to no cost; None where that means to wait for a device."""
+    """Some numbers from all over a tensor, at almost no cost; None if reading them would wait for a device."""
     if not tensor.is_cpu or not memory.can_be_read(tensor):
         return None
     flat = _stored(tensor.detach())
@@ -52,7 +52,7 @@ def _stored(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _pieces(tensor: torch.Tensor, copied: int) -> Iterator[torch.Tensor]:
-    """Parts of a tensor one after the other, each without gaps; copies of so many elements at most."""
+    """Parts of a tensor one after the other, each without gaps. Parts that are copied have a limited size."""
     if tensor.is_contiguous():
         yield tensor
     elif tensor.numel() <= copied:

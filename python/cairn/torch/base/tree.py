@@ -16,7 +16,7 @@ import torch
 
 from .errors import Unsupported
 
-#: Classes of what holds nothing.
+#: Classes of values that hold no others.
 ATOMS = frozenset(
     (
         type(None),
@@ -59,7 +59,7 @@ class Slot:
         return hash(self.index)
 
 
-#: Classes of what is equal only to what says the same; those of numbers are not: 1, 1.0 and True are equal.
+#: Classes of values that are equal only if they mean the same. Numbers are not among them: 1, 1.0 and True are equal.
 PLAIN = frozenset(
     (Slot, type(None), bool, str, bytes, type(Ellipsis), torch.dtype, torch.device, torch.layout, torch.memory_format,
      type)

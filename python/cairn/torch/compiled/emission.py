@@ -87,10 +87,10 @@ class _Writer:
 
     compute
         Computes or recomputes a result.
-    offload, leave
+    offload, wait
         Starts the copy of a value to the host, and waits for it.
-    prefetch, fetch
-        Starts the copy back to the device: "fetch" if it is the last one, which frees the host memory. The copy is
+    prefetch, last_prefetch
+        Starts the copy back to the device; the last prefetch frees the host memory. The copy is
         awaited where its first reader is written.
     """
 
@@ -144,7 +144,7 @@ class _Writer:
         arguments = (self._argument(node), node.name, self._memory, 0)
         self._handles[index] = self._transfer(OFFLOAD, arguments, "offloaded", node)
 
-    def leave(self, index: int) -> None:
+    def wait(self, index: int) -> None:
         """Waits until a value is on the host."""
         node = self._node(index)
         arguments = (self._handle(index), self._argument(node))
@@ -157,7 +157,7 @@ class _Writer:
         arriving.meta[ORIGIN] = node  # the value's memory is allocated here
         self._arriving[index] = arriving, False
 
-    def fetch(self, index: int) -> None:
+    def last_prefetch(self, index: int) -> None:
         """Starts to copy a value back to the device for the last time."""
         self.prefetch(index)
         self._arriving[index] = self._arriving[index][0], True

@@ -137,10 +137,8 @@ def bandwidth(device: torch.device) -> float:
         target = torch.empty_like(source)
         least_ns = None
         for _ in range(5):
-            clock.wait_for(device)
-            began = clock.read()
+            began = clock.now(device)
             target.copy_(source)
-            clock.wait_for(device)
-            elapsed_ns = clock.read() - began
+            elapsed_ns = clock.now(device) - began
             least_ns = elapsed_ns if least_ns is None else min(least_ns, elapsed_ns)
     return 2 * _PROBE_BYTES * 1e9 / max(least_ns or 1, 1)

@@ -102,7 +102,7 @@ class GraphOffloading:
         return graph.replace(nodes=nodes)
 
     def _find_not_offloaded(self) -> set[int]:
-        """The nodes that are not offloaded: outputs, storages that others share, and what is not plain bytes."""
+        """The nodes that are not offloaded: outputs, shared storages, and values that are not plain bytes."""
         joint, device = self._joint, self._host.device
         not_offloaded = set(self._nodes_of(joint.bases(joint.outputs)))
         for result, v in ((joint.results[index], v) for index, v in self._node_of_result.items()):

@@ -15,7 +15,7 @@ from ..base.stage_measure import StageMeasure
 from ..profiling import isolated_block
 from ..profiling.block_meter import parameters_of
 from ..profiling.option_measure import OptionPass, moved, option_relative_to, pareto
-from ..profiling.option_meter import Metered
+from ..profiling.option_meter import OptionMeter
 from ..profiling.option_proofs import OptionTimes
 from ..profiling.option_runs import BlockRuns
 from ..profiling.side_outputs import SideOutputs
@@ -78,7 +78,7 @@ class _Curve:
         metered = []
         for number in numbers:
             region.option = number
-            metered.append(Metered(run, lambda: isolated_block.SavedTensors(run.device)).stage)
+            metered.append(OptionMeter(run, lambda: isolated_block.SavedTensors(run.device)).stage)
         region.option = 0
         measured = []
         for level, number, option_stage, option_times in zip(levels, numbers, metered, all_times, strict=True):
@@ -136,15 +136,12 @@ def _timed(run: BlockRuns) -> tuple[int, int]:
     run.rewind()
     side_outputs = SideOutputs(run.block.all_modules())
     args, kwargs = run.arguments.source(isolated_block.Hooks())
-    clock.wait_for(run.device)
-    start_ns = clock.read()
+    start_ns = clock.now(run.device)
     result = run.arguments.run(run.function, args, kwargs)
-    clock.wait_for(run.device)
-    forward_ns = clock.read() - start_ns
+    forward_ns = clock.now(run.device) - start_ns
     del args, kwargs
     roots, grads = side_outputs.root(result, run.arriving)
     del result
     start_ns = clock.read()
     run.backward(roots, grads)
-    clock.wait_for(run.device)
-    return forward_ns, clock.read() - start_ns
+    return forward_ns, clock.now(run.device) - start_ns

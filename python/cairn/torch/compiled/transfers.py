@@ -5,9 +5,9 @@ A generated graph starts transfers and waits for them between its calls. The lis
 * Some values stay on the device: outputs, which their callers hold, and values that cannot be copied as bytes.
 * The simulator starts a prefetch together with the computation before it if both fit. A graph makes one call after the
   other, so the prefetch comes before that computation.
-* An operation "leave" waits until a dropped value is on the host. Its device memory is free only then. It comes where
+* An operation "wait" waits until a dropped value is on the host. Its device memory is free only then. It comes where
   an operation needs that memory, and at the end of the forward. The earliest copy is awaited first.
-* An operation "fetch" is the last prefetch of a copy. The copy's host memory is free afterwards.
+* An operation "last_prefetch" is the last prefetch of a copy. The copy's host memory is free afterwards.
 """
 
 from __future__ import annotations
@@ -71,20 +71,20 @@ def spanned_elements(value: torch.Tensor) -> int:
 
 
 def performed(ops: Iterable[Sequence[Any]], graph: cairn.Graph, budget_bytes: int, end: int) -> list[Op]:
-    """The operations of a schedule as a graph performs them: with "leave" and "fetch", see the top of this file.
+    """The operations of a schedule as a graph performs them: with "wait" and "last_prefetch", see the top of this file.
 
     end: the node that ends the forward.
     """
     memory, listed = _DeviceMemory(graph, budget_bytes), [(str(op[0]), int(op[1])) for op in ops]
     for position, (name, v) in enumerate(listed):
         if name == "compute":
-            memory.compute(v, everything_leaves=v == end)
+            memory.compute(v, waits_for_all=v == end)
         elif name == "offload":
             memory.offload(v)
         elif name == "drop":
             memory.drop(v)
         elif name == "prefetch":
-            memory.prefetch(v, "prefetch" if _is_copied_again(listed[position + 1 :], v) else "fetch")
+            memory.prefetch(v, "prefetch" if _is_copied_again(listed[position + 1 :], v) else "last_prefetch")
     return memory.ops
 
 
@@ -95,33 +95,33 @@ class _DeviceMemory:
         self._nodes, self._budget = graph.nodes, budget_bytes
         self.ops: list[Op] = []
         self._level = graph.fixed_bytes
-        self._leaving: dict[int, int] = {}  # values that are being offloaded, not yet dropped: position in `ops`
+        self._offloading: dict[int, int] = {}  # values that are being offloaded, not yet dropped: position in `ops`
         self._dropped: dict[int, int] = {}  # dropped values that may not be on the host yet: the same
         self._computation = -1  # position of the latest computation in `ops`; -1: a transfer came after it
         self._free_meanwhile = 0  # bytes that are free while it runs
         self._since: set[int] = set()  # values dropped since it began
 
-    def compute(self, v: int, everything_leaves: bool) -> None:
+    def compute(self, v: int, waits_for_all: bool) -> None:
         if v in self._dropped:
-            self._leave(v)
+            self._wait_for(v)
         size = self._nodes[v].bytes
         needed = size + max(0, self._nodes[v].workspace_bytes)
-        self._make_room(self._budget + 1 if everything_leaves else needed)
+        self._make_room(self._budget + 1 if waits_for_all else needed)
         self._computation, self._since = len(self.ops), set()
         self._free_meanwhile = self._budget - self._in_use() - needed
         self._level += size
         self.ops.append(("compute", v))
 
     def offload(self, v: int) -> None:
-        self._leaving[v] = len(self.ops)
+        self._offloading[v] = len(self.ops)
         self._computation = -1  # transfers keep their order
         self.ops.append(("offload", v))
 
     def drop(self, v: int) -> None:
         self._level -= self._nodes[v].bytes
         self._since.add(v)
-        if v in self._leaving:
-            self._dropped[v] = self._leaving.pop(v)
+        if v in self._offloading:
+            self._dropped[v] = self._offloading.pop(v)
 
     def prefetch(self, v: int, name: str) -> None:
         size = self._nodes[v].bytes
@@ -132,18 +132,18 @@ class _DeviceMemory:
         else:
             self._computation = -1
             if v in self._dropped:
-                self._leave(v)
+                self._wait_for(v)
             self._make_room(size)
             self.ops.append((name, v))
         self._level += size
 
     def _make_room(self, needed: int) -> None:
         while self._dropped and self._in_use() + needed > self._budget:
-            self._leave(min(self._dropped, key=self._dropped.__getitem__))
+            self._wait_for(min(self._dropped, key=self._dropped.__getitem__))
 
-    def _leave(self, v: int) -> None:
+    def _wait_for(self, v: int) -> None:
         del self._dropped[v]
-        self.ops.append(("leave", v))
+        self.ops.append(("wait", v))
 
     def _in_use(self) -> int:
         return self._level + sum(self._nodes[v].bytes for v in self._dropped)

@@ -56,7 +56,7 @@ class DeviceModel:
             raise ValueError(f"DeviceModel type={self.type!r}: it is 'cuda' or 'cpu', whose kernels are known")
         if (self.flops is None) != (self.bandwidth is None):
             raise ValueError("a DeviceModel has flops= and bandwidth=, from which times follow, or neither")
-        _ = self.memory_bytes, self.bytes_per_s  # raise for what is no size and no rate
+        _ = self.memory_bytes, self.bytes_per_s  # these raise for wrong sizes and rates
 
     @property
     def memory_bytes(self) -> int | None:

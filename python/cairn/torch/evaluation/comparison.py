@@ -24,13 +24,13 @@ from ..profiling.sample import Sample, backward_of
 from ..profiling.step_setup import StepSetup
 from ..rerun_state.preserve import Parameters
 
-#: Within it a step is run in some way; gives what is called instead of the model.
+#: A context in which a step runs in some way. It yields the function to call instead of the model.
 Turn = Callable[[], contextlib.AbstractContextManager[Callable[..., Any]]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """The measurement of a way; overhead as a share of the plain step's time."""
+    """The measurement of a way to run the step. overhead: extra time as a share of the plain step's time."""
 
     peak_bytes: int
     step_ns: int
@@ -70,8 +70,8 @@ class Comparison:
     def _tried(self, turn: Turn) -> _First | str:
         try:
             return self._first(turn)
-        except Exception as error:  # whatever another's method comes upon, out of memory included
-            self._setup.leave()
+        except Exception as error:  # other methods may fail in any way, for example out of memory
+            self._setup.end()
             return _in_a_line(error)
 
     def _first(self, turn: Turn) -> _First:
@@ -89,7 +89,7 @@ class Comparison:
                 value = None if loss is None else loss.item()
                 del loss
             resident_bytes = step_memory.resident_bytes + step_memory.uncounted_bytes(model)
-            self._setup.leave()
+            self._setup.end()
         return _First(max(resident_bytes + meter.rise(first, last), plan.optimizer_peak_bytes), value)
 
     def _timed(self, turn: Turn) -> int:
@@ -98,14 +98,13 @@ class Comparison:
         with turn() as run:
             began = clock.read()
             self._step(run)
-            clock.wait_for(self._device)
-            taken = clock.read() - began
-        self._setup.leave()
+            taken = clock.now(self._device) - began
+        self._setup.end()
         return taken
 
     def _prepare(self) -> None:
         """The state that every step begins from."""
-        self._setup.restore(self._plan.gradients == ACCUMULATED)
+        self._setup.begin(self._plan.gradients == ACCUMULATED)
         clock.wait_for(self._device)
 
     def _step(self, run: Callable[..., Any]) -> torch.Tensor | None:

@@ -195,7 +195,7 @@ class _Curve:
 
     @classmethod
     def of(cls, task: Task, wanted: int | Sequence[Any]) -> _Curve:
-        """For budgets, or for so many of them."""
+        """Plans for budgets, or for a number of budgets."""
         budgets = task.even_budgets(wanted) if isinstance(wanted, int) else wanted
         return cls(task, budgets, task.plans(budgets), isinstance(wanted, int) and wanted > 1)
 
@@ -252,7 +252,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
 
 
 def _in_turns(comparison: Comparison, ways: Sequence[tuple[Way, Turn]], rounds: int) -> list[tuple[Way, Steps | str]]:
-    """All in turns, but each that is compiled alone with plain steps: for what others change it would compile again."""
+    """Measure all ways in turns. A compiled way takes turns with plain steps alone: others would make it recompile."""
     together = [(way, turn) for way, turn in ways if way.activation_memory_budget is None]
     steps = comparison.measured([turn for _, turn in together], rounds)
     results = [(way, its) for (way, _), its in zip(together, steps, strict=True)]
@@ -292,5 +292,5 @@ def _other(other: Alternative, plan: Plan, chain: cairn.Chain) -> Way:
 
 
 def _unless_replaced(plan: Plan, peak_bytes: int) -> int | None:
-    """The peak, unless plans replace what lies outside blocks: PyTorch's own steps take more than the chain says."""
+    """The peak; None if plans replace modules outside blocks, because the chain is then too small for other steps."""
     return None if any(plan.replacements.get(what) for what in ("tied", "loss", "heads")) else peak_bytes

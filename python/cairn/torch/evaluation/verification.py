@@ -193,7 +193,7 @@ class _Outcome:
     loss: torch.Tensor | None
     grads: dict[str, torch.Tensor]
     buffers: dict[str, torch.Tensor]
-    attributes: dict[str, Any]  # what they say
+    attributes: dict[str, Any]  # their descriptions, by name
     random: Randomness | None
     resident_bytes: int
     first: int
@@ -215,15 +215,14 @@ class _Runs:
         """One step, onto gradients that exist already or creating them; `keeps` its results."""
         memory.give_back()
         model, meter = self._sample.model, self.meter
-        self._setup.restore(existing)
+        self._setup.begin(existing)
         step_memory = StepMemory(self._plan, model)
         clock.wait_for(self._device)
         first = meter.mark()
         began = clock.read()
         output, loss = self._sample.forward()
         backward_of(output, loss)
-        clock.wait_for(self._device)
-        took = clock.read() - began
+        took = clock.now(self._device) - began
         last = meter.mark()
         outcome = _Outcome(
             None if loss is None else loss.detach().clone(),
@@ -238,7 +237,7 @@ class _Runs:
             existing,
         )
         del output, loss
-        self._setup.leave()
+        self._setup.end()
         self._outcomes.append(outcome)
         return outcome
 

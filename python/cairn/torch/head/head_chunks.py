@@ -53,7 +53,7 @@ class Head:
         return self.weight.shape[0]
 
     def logits(self, rows: slice = ALL, columns: slice = ALL) -> torch.Tensor:
-        """A part of what comes out of it."""
+        """A part of its results."""
         return F.linear(self.input[rows], self.weight[columns], None if self.bias is None else self.bias[columns])
 
 

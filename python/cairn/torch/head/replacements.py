@@ -119,7 +119,7 @@ class _Usage(_compat.FunctionMode):
 
     @contextlib.contextmanager
     def within_block(self) -> Iterator[None]:
-        """Around blocks: what they do with a weight counts as another use."""
+        """The context around blocks: their use of a weight counts as another use."""
         self._is_in_block = True
         try:
             yield

@@ -21,7 +21,7 @@ from ..rerun_state.backend_flags import changes_since
 from ..runtime.executor import COPIES_OF_ANOTHER
 
 MOST_FORWARDS = 16  # that may belong to a step; more are no step of training
-MOST_NOTES = 3  # of what was not as planned, in a warning
+MOST_NOTES = 3  # deviations from the plan in one warning
 
 #: What backwards may do that no plan counts, and what to do about it.
 _DIFFERENTIABLE = (
@@ -63,7 +63,7 @@ class WatchedStep:
         self._missing: Sequence[str] = ()  # blocks that its latest forward has not run
         self._notes: Sequence[str] = ()  # what else was not as planned
         self._forwards: list[weakref.ref[Any]] = []  # what lives as long as their graphs
-        self._together = 1  # so many of those graphs lived at once
+        self._together = 1  # the most of those graphs that lived at once
         self._seen: set[str] = set()  # what its backwards did that no plan counts
         self._disturbed = False  # by a step of another thread
         self._device = memory.device_of(module)
@@ -74,12 +74,8 @@ class WatchedStep:
         self._meter.__enter__()
         self._first = self._meter.mark()
         self._last: int | None = None  # mark of the latest backward's end
-        self._began = self._now()
+        self._began = clock.now(self._device)
         self._took = 0
-
-    def _now(self) -> int:
-        clock.wait_for(self._device)
-        return clock.read()
 
     # ---- what happens to it ----
 
@@ -92,7 +88,7 @@ class WatchedStep:
         self._disturbed = True
 
     def joins(self) -> bool:
-        """Takes in a forward that begins, if backwards of the step are to come; whether it did."""
+        """Whether a forward that begins belongs to this step: other backwards of the step are still to come."""
         if self._meter is None or self._last is not None or self._disturbed or not self._meter.is_here():
             return False
         waiting = sum(graph() is not None for graph in self._forwards)
@@ -100,8 +96,9 @@ class WatchedStep:
         return waiting > 0 and len(self._forwards) < MOST_FORWARDS
 
     def forward_ended(self, output: Any, missing: Sequence[str], notes: Sequence[str]) -> None:
-        """A forward has returned this; `missing` are planned blocks that it has not run, `notes` get what else is not
-        as planned.
+        """A forward has returned `output`.
+
+        missing: planned blocks that it has not run. notes: a list to which other deviations are added later.
         """
         if self._meter is None or self._thread is not threading.current_thread():
             return
@@ -134,7 +131,7 @@ class WatchedStep:
             self._disturbed = True
             return
         self._last = self._meter.mark()
-        self._took = self._now() - self._began
+        self._took = clock.now(self._device) - self._began
         bytes_of = {ref.key: ref.nbytes for ref in self._outputs}
         there = {ref.key for ref in self._outputs if ref.alive()}
         self._held = sum(bytes_of[key] for key in there)

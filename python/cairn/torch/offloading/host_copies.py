@@ -16,8 +16,10 @@ from .transfers import TensorGroup, Transfers
 
 
 class HostCopies:
-    """See the top of this file. Values have numbers, and a list of results, not all of which need be tensors of the
-    device: the others stay, such as the seeds on the CPU of attention kernels.
+    """Copies of values by their numbers; see the top of this file.
+
+    A value is a list of results. Results that are not tensors on the device are not offloaded, such as the seeds of
+    attention kernels, which are on the CPU.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -40,8 +42,8 @@ class HostCopies:
         self._leaving.add(v)
         self.peak_bytes = max(self.peak_bytes, sum(group.bytes for group in self._groups.values()))
 
-    def leave(self, v: int) -> None:
-        """Returns when a value that is to be dropped is out, if it is on its way."""
+    def wait_out(self, v: int) -> None:
+        """Waits until the offload of a value has ended, if it is under way."""
         if v in self._leaving:
             self._leaving.remove(v)
             self._groups[v].wait_out()

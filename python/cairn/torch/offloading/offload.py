@@ -277,39 +277,39 @@ class _Entry:
         self.origin = _compat.StorageRef(tensor)  # its identity is given to no other storage while this is here
         self.version = _compat.saved_version(tensor)
         self.whole: torch.Tensor | None = whole  # its bytes, while they are resident
-        self.back: _compat.StorageRef | None = None  # the storage that it came back in
+        self.prefetched: _compat.StorageRef | None = None  # the storage that it came back in
         self.thread, self.made_by = threading.get_ident(), _compat.history_mark()  # the function has a lower number
-        self.is_coming = self.was_used = False
+        self.is_prefetching = self.was_used = False
 
     @property
     def is_resident(self) -> bool:
         """Whether it takes device memory, because it is on the device or being prefetched."""
-        return self.whole is not None or self.is_coming
+        return self.whole is not None or self.is_prefetching
 
-    def leave(self) -> None:
+    def evict(self) -> None:
         """Frees the bytes on the device, once their copy is in the tier."""
-        if self.is_coming:
-            self.arrive()
+        if self.is_prefetching:
+            self.finish_prefetch()
         self.group.send()
         self.group.wait_out()
         self.whole = None
 
-    def return_(self) -> None:
+    def prefetch(self) -> None:
         """Begins to prefetch the bytes, unless someone else still has the storage on the device."""
-        for known in (self.back, self.origin):
+        for known in (self.prefetched, self.origin):
             storage = None if known is None else known.storage()
             if storage is not None and storage.nbytes() == self.nbytes:
                 self.whole = memory.bytes_of(storage, self.store.transfers.device)
                 return
         self.group.prefetch()
-        self.is_coming = True
+        self.is_prefetching = True
 
-    def arrive(self) -> torch.Tensor:
+    def finish_prefetch(self) -> torch.Tensor:
         """The bytes of a resident storage; waits for the prefetch."""
         if self.whole is None:
-            self.is_coming = False
+            self.is_prefetching = False
             (self.whole,) = self.group.tensors()
-            self.back = _compat.StorageRef(self.whole)
+            self.prefetched = _compat.StorageRef(self.whole)
         return self.whole
 
     def __del__(self) -> None:
@@ -379,7 +379,7 @@ class _Store:
         entry = self._by_storage[key] = _Entry(self, number, tensor, whole, group)
         self._entries.append(weakref.ref(entry))
         self._unsent.append(weakref.ref(entry))
-        self._admit(entry)
+        self._make_resident(entry)
         return entry
 
     def send(self, before: int) -> None:
@@ -394,19 +394,19 @@ class _Store:
                 entry.group.send()
         self._unsent = [weakref.ref(entry) for entry in waiting if not entry.group.is_sent]
         while self._is_over() and (oldest := self._oldest(lambda each: each.group.is_sent)) is not None:
-            self._dismiss(oldest)
+            self._evict(oldest)
 
     def fetch(self, entry: _Entry) -> torch.Tensor:
         """The bytes of a storage, with those that will be wanted next on their way."""
         with self._lock:
             if not entry.is_resident:
-                self._admit(entry)
-                entry.return_()
+                self._make_resident(entry)
+                entry.prefetch()
             self._fetch_ahead(entry.number)
-            whole = entry.arrive()
+            whole = entry.finish_prefetch()
             entry.was_used = True
             while self._is_over() and (oldest := self._oldest(lambda each: each.was_used and each is not entry)):
-                self._dismiss(oldest)
+                self._evict(oldest)
             return whole
 
     def _fetch_ahead(self, number: int) -> None:
@@ -416,16 +416,16 @@ class _Store:
                 continue
             if self._is_over(entry.nbytes):
                 return
-            self._admit(entry)
-            entry.return_()
+            self._make_resident(entry)
+            entry.prefetch()
 
-    def _admit(self, entry: _Entry) -> None:
+    def _make_resident(self, entry: _Entry) -> None:
         self._resident_bytes += entry.nbytes
         self._largest = max(self._largest, entry.nbytes)
         self._resident[entry.number] = weakref.ref(entry)
 
-    def _dismiss(self, entry: _Entry) -> None:
-        entry.leave()
+    def _evict(self, entry: _Entry) -> None:
+        entry.evict()
         del self._resident[entry.number]
         self._resident_bytes -= entry.nbytes
 
@@ -439,7 +439,7 @@ class _Store:
         return None
 
     def _is_over(self, more: int = 0) -> bool:
-        """Whether more is resident than may be, with so many bytes in addition."""
+        """Whether the resident bytes, with `more` in addition, exceed the limit."""
         while self.gone:
             self._resident_bytes -= self.gone.popleft()
         limit = self._fixed_limit
@@ -450,7 +450,7 @@ class _Store:
     # -- room in the slab ------------------------------------------------------------------------------------
 
     def _room(self, count: int) -> int | None:
-        """The first place in the slab for so many bytes; the slab grows if it must and may."""
+        """The first free place in the slab. The slab grows if it must and may."""
         place = self.transfers.free_place(count)
         return place if place + count <= self.transfers.tier.capacity_bytes or self._grow(place + count) else None
 

@@ -68,7 +68,7 @@ class _Storage:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Room:
+class _PrefetchBuffer:
     """The memory on the device into which one storage is prefetched."""
 
     count: int
@@ -96,12 +96,12 @@ class Layout:
 
     @property
     def nbytes(self) -> int:
-        """Bytes to move, which is what they take in the slab."""
+        """Bytes to copy, which are also the bytes in the slab."""
         return sum(each.end - each.first for each in self.storages)
 
 
 def group_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    """Bytes that a group of these tensors takes in the slab: of each storage, once, what they span of it."""
+    """Bytes that a group of these tensors takes in the slab: the spanned bytes of each storage, once."""
     return Layout(list(tensors)).nbytes
 
 
@@ -151,7 +151,7 @@ class TensorGroup:
         self._step = transfers._step
         self._place: _Place | None = place
         self._views = list(zip(layout.views, layout.owners, strict=True))
-        self._rooms = [_Room(each.end - each.first, each.lead) for each in layout.storages]
+        self._buffers = [_PrefetchBuffer(each.end - each.first, each.lead) for each in layout.storages]
         self._device = transfers.device
         self._versions = [_compat.WriteDetector(tensor) for tensor in tensors]
         self._to_send = _pieces(place, [each.bytes() for each in layout.storages])
@@ -195,9 +195,10 @@ class TensorGroup:
             return
         if self._place is None:
             raise ValueError(f"{self.key} is no longer in the offload tier: it was discarded")
-        self._arriving = [self._allocate(room) for room in self._rooms]
+        self._arriving = [self._allocate(buffer) for buffer in self._buffers]
         targets = [
-            whole[room.lead : room.lead + room.count] for whole, room in zip(self._arriving, self._rooms, strict=True)
+            whole[buffer.lead : buffer.lead + buffer.count]
+            for whole, buffer in zip(self._arriving, self._buffers, strict=True)
         ]
         pieces = _pieces(self._place, targets)
         assert self._out is not None, "not sent"
@@ -215,7 +216,7 @@ class TensorGroup:
         self._copy_streams.wait(coming)
         if not self.is_intact:
             raise RuntimeError(f"a tensor of {self.key} was modified by an inplace operation after it was offloaded")
-        return [view.tensor_in(wholes[owner], self._rooms[owner].lead) for view, owner in self._views]
+        return [view.tensor_in(wholes[owner], self._buffers[owner].lead) for view, owner in self._views]
 
     def discard(self) -> None:
         """Frees the place in the slab for later groups. May be called again."""
@@ -228,8 +229,8 @@ class TensorGroup:
             if copy is not None:
                 self._copy_streams.drop(copy)
 
-    def _allocate(self, room: _Room) -> torch.Tensor:
-        return torch.empty(room.lead + room.count, dtype=torch.uint8, device=self._device)
+    def _allocate(self, buffer: _PrefetchBuffer) -> torch.Tensor:
+        return torch.empty(buffer.lead + buffer.count, dtype=torch.uint8, device=self._device)
 
     def _require_current(self) -> None:
         if self._step != self._transfers._step:
@@ -309,7 +310,7 @@ class Transfers:
         return self.offload(group_key, listed, offset)
 
     def free_place(self, count: int) -> int:
-        """The first byte of the first place for so many bytes, which may end behind the slab's end."""
+        """The first byte of the first free place for `count` bytes, which may end behind the slab's end."""
         return memory.first_free(self.used_spans(), count)
 
     def used_spans(self) -> list[range]:

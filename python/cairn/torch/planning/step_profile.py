@@ -139,7 +139,7 @@ class Profile:
         }
 
     def corrected(self, miss_bytes: int) -> Profile:
-        """The profile after a step took so much more than predicted: plans leave that much more free."""
+        """The profile after a step took `miss_bytes` more than predicted. Its plans leave as much more free."""
         return dataclasses.replace(self, miss_bytes=max(self.miss_bytes, miss_bytes))
 
     def with_optimizer_of(self, other: Profile) -> Profile:

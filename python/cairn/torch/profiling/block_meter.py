@@ -47,7 +47,7 @@ class ParameterGradients:
     def __init__(self, meter: memory.Meter) -> None:
         self._meter = meter
         self._parts: dict[int, int] = {}  # by storage: bytes of the parts that have come
-        self.gone: list[tuple[int, int]] = []  # mark and bytes of what goes where gradients exist
+        self.gone: list[tuple[int, int]] = []  # marks and bytes of tensors that are freed where gradients exist
 
     def note(self, gradient: torch.Tensor) -> None:
         """Record that a parameter has received its gradient."""
@@ -57,7 +57,7 @@ class ParameterGradients:
             self.gone.append((self._meter.mark(), size))
 
     def take_since(self, count: int) -> list[tuple[int, int]]:
-        """Remove the tensors that are freed after so many gradients, and release the gradients."""
+        """Remove the tensors that are freed after the first `count`, and release the gradients."""
         taken = self.gone[count:]
         del self.gone[count:]
         self._parts.clear()
@@ -82,18 +82,17 @@ class BlockMeter:
         self.leaving: list[Layout | None] = []  # how those of the inputs lie
         self.side_output_gradients = ArrivingLayouts(())  # gradients of side outputs in the step's backward
         self.left: dict[int, _compat.StorageRef] = {}  # large storages of side outputs of the run in the step
-        self.added: set[int] = (
-            set()
-        )  # those of them that it saves, and that exist at the same time as those of a recomputation
+        #: The storages of `left` that the block saves and that exist together with those of a recomputation.
+        self.added: set[int] = set()
         self.kept_bytes = 0  # large gradients that hooks have kept
         self.saved: frozenset[int] = frozenset()  # storages that autograd saves
         self.untracked: set[int] = set()  # storages that custom functions hold outside of autograd's saved tensors
-        self._holds_input = False  # or an output: one of these is
-        self._is_to_take_own = False  # there are hooks of its own, and it was measured without taking these over
-        #: by a run that saves: side outputs that exist at the same time as a recomputation's, and whether it saves them
+        self._holds_input = False  # one of `untracked` is an input or an output
+        self._is_to_take_own = False  # the block has saved-tensor hooks of its own, which were not replaced
+        #: Side outputs of a run that saves which exist together with those of a recomputation; whether it saves them.
         self._added: list[tuple[_compat.StorageRef, bool]] = []
         self._marks: dict[str, int] = {}
-        self._gone: list[tuple[int, int]] = []
+        self._gone: list[tuple[int, int]] = []  # marks and bytes of gradients that are freed where gradients exist
         self.grads: dict[int, dict[int, int]] = {}  # bytes of the inputs' gradients by storage, by storage of the input
         self.weight_grads: list[tuple[nn.Parameter, int]] = []  # bytes of the gradients that parameters got
         self.leaves: set[int] = set()  # the identities of leaves to which its graph hands gradients
@@ -147,7 +146,7 @@ class BlockMeter:
             self._stage.keep(TAKES_OUT)
             attributes.restore()
         attributes.detach()
-        del attributes, side_effects  # so that the run below releases what it replaces, as in a step
+        del attributes, side_effects  # the run below then frees the attributes that it replaces, as in a step
         replay.rewind()
         output = self._run_plainly(function, arguments, hooks)
         if fingerprints != [fingerprint(t) for t in tensors_in(output)]:
@@ -171,20 +170,20 @@ class BlockMeter:
         arguments: isolated_block.Arguments,
         pending: Sequence[nn.Parameter],
         created: ParameterGradients,
-        saving: Callable[[], isolated_block.Saved] | None = None,
+        saving: Callable[[], isolated_block.MeasuringHooks] | None = None,
     ) -> list[int] | None:
         """Run forward and backward, and return fingerprints of the output.
 
         None if the block has captured inputs, so that it has no backward alone. `saving` makes the pack hooks, if not
         everything is saved.
         """
-        torch.clear_autocast_cache()  # of what ran before, whose copies would go during this
+        torch.clear_autocast_cache()  # else copies of earlier code would be freed during this run
         self._mark("base")
         saved = isolated_block.SavedTensors(self._device, self._block.has_own_hooks) if saving is None else saving()
         side_outputs = SideOutputs(self._block.all_modules())
         with saved.recording():
             uses = _compat.storage_uses(filter(memory.has_storage, arguments.tensors))
-            leaving: list[torch.Tensor | None] = []  # to the end: behind it what computed weights for the block may run
+            leaving: list[torch.Tensor | None] = []  # kept to the end: code that computed weights may run behind it
             args, kwargs = arguments.source(
                 isolated_block.Hooks(arrived=self._noting(arguments.differentiable, leaving))
             )
@@ -248,7 +247,7 @@ class BlockMeter:
                 parameter.grad = None
 
     def _record_offloadable(
-        self, saved: isolated_block.Saved, arguments: isolated_block.Arguments, outputs: Sequence[torch.Tensor]
+        self, saved: isolated_block.MeasuringHooks, arguments: isolated_block.Arguments, outputs: Sequence[torch.Tensor]
     ) -> None:
         """Bytes that the executor can offload: of all saved tensors with the output, and of the output alone."""
         given = memory.storages(arguments.tensors)

@@ -37,7 +37,7 @@ class Call:
     is_transformed: bool = False  # it runs within a transform of torch.func
     has_computed_weights: bool = False  # torch.func.functional_call has put tensors with a graph in their places
     has_result: bool = False  # it has ended, and returned something
-    has_gradients_inside: bool = False  # it has a backward of what it saved itself (autograd.grad)
+    has_gradients_inside: bool = False  # it runs a backward of its own forward (autograd.grad)
     output_requires_grad: bool = False
 
 
@@ -49,7 +49,7 @@ class Trace:
     storages: list[_compat.StorageRef]  # keeps the identities in `calls` from being given to others
     casts: bool  # autocast was on in some call
     compiled: list[frozenset[int]]  # for each call of a compiled function, the identities of the modules around it
-    saved: list[tuple[int, frozenset[int]]]  # each storage that autograd saves, and the modules around, likewise
+    saved: list[tuple[int, frozenset[int]]]  # storages that autograd saves, and the modules around
 
     def calls_of(self, module: nn.Module) -> list[Call]:
         return [call for call in self.calls if call.module is module]

@@ -166,7 +166,7 @@ HALF = 0.52  # a half, and the small tensors that normalizations save in additio
 
 
 def _is_mostly_between(module: nn.Module, children: Sequence[nn.Module], observed: Trace) -> bool:
-    """Whether a module can be a block, and recomputing these submodules restores less than half of what it saves.
+    """Whether a module can be a block, and recomputing these submodules restores less than half of its saved bytes.
 
     Examples are a residual block whose container is only a projection, or layers with functions between them.
     """

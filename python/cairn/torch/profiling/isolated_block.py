@@ -225,6 +225,7 @@ class ContainerCopies:
         self._lent, self._theirs = [], {}
 
     def _counterpart(self, value: Any, name: str) -> Any:
+        """The value to put into the caller's container for a value in a copy."""
         own, theirs = self._theirs.get(id(value), (lambda: None, None))
         if value is not None and own() is value:  # what is gone may have had the same identity
             return theirs
@@ -334,12 +335,12 @@ class _Holder:
         self.tensor = tensor
 
 
-class Saved(Protocol):
+class MeasuringHooks(Protocol):
     """Pack hooks under which a block is measured."""
 
     count: int
     storages: set[int]
-    sizes: dict[int, int]  # bytes by storage, of what is kept
+    sizes: dict[int, int]  # bytes of kept tensors, by storage
     stays: bool  # some of it cannot be offloaded
 
     def recording(self) -> contextlib.AbstractContextManager[Any]:

@@ -41,13 +41,13 @@ class MemoryPass(StepRecording):
 
     def _evaluate(self) -> StepMeasure:
         for measured in self._runs:
-            measured.alone.read()
-            measured.arriving = [*measured.arriving, *measured.alone.side_output_gradients.layouts]
+            measured.block_meter.read()
+            measured.arriving = [*measured.arriving, *measured.block_meter.side_output_gradients.layouts]
         self._find_main_inputs()
         for before, behind in zip(self._segments, self._runs, strict=False):
             if before.backward_begin is not None:
-                handed = [layout for key, layout in behind.handed if key in behind.main]
-                before.backward_begin.grads_bytes = bytes_of(handed)
+                input_grad_layouts = [layout for key, layout in behind.input_grad_layouts if key in behind.main]
+                before.backward_begin.grads_bytes = bytes_of(input_grad_layouts)
         stages: list[StageMeasure] = []
         surroundings: list[StageMeasure | None] = []
         self._made_between = 0
@@ -68,14 +68,14 @@ class MemoryPass(StepRecording):
             if size := bytes_in(run, run.pinned):
                 output = f"output of {shown(run.stage.name)}"
                 pinned[output] = pinned.get(output, 0) + size
-        kept = self._kept_bytes + sum(run.alone.kept_bytes for run in self._runs)
+        kept = self._kept_bytes + sum(run.block_meter.kept_bytes for run in self._runs)
         if left := kept + sum(run.left_bytes + run.stage.leftover_bytes for run in self._runs):
             pinned[SIDE_OUTPUTS] = left
         if (others := self._attribute_bytes - left) > SLACK_BYTES:
             pinned[IN_ATTRIBUTES] = others
         if self._made_between > SLACK_BYTES:
             pinned["made between blocks"] = self._made_between
-        input_grad = self._runs[0].alone.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0
+        input_grad = self._runs[0].block_meter.grad_bytes(self._static) if self._runs and surroundings[0] is None else 0
         used = self._used_by_model()
         settled = all(map(is_settled, self._runs)) and used == self._parameter_users.used_by_model
         self._pass_layouts_on()
@@ -103,7 +103,7 @@ class MemoryPass(StepRecording):
         at such a block arrives at the block before it, too.
         """
         for before, run in zip(reversed(self._runs[:-1]), reversed(self._runs), strict=False):
-            handed_on = run.alone.leaving == without_other_holders(run.alone.arriving)
+            handed_on = run.block_meter.leaving == without_other_holders(run.block_meter.arriving)
             if before.chained_to and not is_settled(run) and handed_on:
                 before.arriving = without_other_holders(run.arriving)
 
@@ -161,7 +161,7 @@ class MemoryPass(StepRecording):
         return any(
             layout is not None
             for run in self._runs[index : index + 1]
-            for layout in run.alone.side_output_gradients.layouts
+            for layout in run.block_meter.side_output_gradients.layouts
         )
 
     def _segment_stage(self, index: int, segment: Segment, main: dict[int, int]) -> StageMeasure:
@@ -184,7 +184,7 @@ class MemoryPass(StepRecording):
         stage.forward_rise_bytes += left
         stage.forward_only_rise_bytes = stage.forward_rise_bytes - stage.saved_bytes + stage.output_bytes
         if index < len(self._runs):
-            stage.grad_bytes = self._runs[index].alone.grad_bytes(main)
+            stage.grad_bytes = self._runs[index].block_meter.grad_bytes(main)
         else:
             stage.held_bytes = sum(size for key, size in self._held.items() if key not in self._known)
             stage.output_bytes = stage.grad_bytes = LOSS_BYTES
@@ -207,7 +207,7 @@ class MemoryPass(StepRecording):
         """
         if run.chained_to:
             return set()
-        return {ref.key for ref in run.outputs if ref.key in run.made} - run.pinned - self._also_held(run)
+        return {ref.key for ref in run.outputs if ref.key in run.new_outputs} - run.pinned - self._also_held(run)
 
     def _also_held(self, run: BlockRun) -> set[int]:
         """The outputs that the block saves itself, and that the next segment holds or returns."""
@@ -279,7 +279,7 @@ class MemoryPass(StepRecording):
         """The block of each output that is freed before the backward begins, but counts as saved by its block."""
         makers: dict[int, str] = {}
         for run in self._runs:
-            left = run.made - run.unread if run.chained_to else run.made & run.saved_outputs
+            left = run.new_outputs - run.unread if run.chained_to else run.new_outputs & run.saved_outputs
             makers |= dict.fromkeys(
                 left - self._alive_at_backward - self._pinned, shown(run.stage.name, run.stage.call)
             )
@@ -329,7 +329,7 @@ class MemoryPass(StepRecording):
         block holds it itself.
         """
         segment, run, meter = self._segments[index], self._runs[index - 1], self._meter
-        before, gone = run.stage, bytes_in(run, run.made - run.held_outputs - run.pinned - run.unread)
+        before, gone = run.stage, bytes_in(run, run.new_outputs - run.held_outputs - run.pinned - run.unread)
         begin, end = segment.backward_begin, segment.backward_end
         if begin is None or end is None or end.mark < begin.mark or self._has_others_backward(index):
             return
@@ -414,7 +414,7 @@ class MemoryPass(StepRecording):
         stage.forward_rise_bytes += held
         stage.forward_only_rise_bytes += held
         # Outputs that the chain neither keeps nor drops:
-        apart, left = (run.pinned | run.unread) & run.made, self._unread_outputs(run)
+        apart, left = (run.pinned | run.unread) & run.new_outputs, self._unread_outputs(run)
         if apart or (run.is_held and run.saved_outputs):
             stage.offloadable_bytes, stage.output_is_offloadable = 0, False
         elif run.is_held:  # the rest can be offloaded
@@ -424,8 +424,8 @@ class MemoryPass(StepRecording):
             gone = bytes_in(run, left - run.saved_outputs)
             stage.offloadable_bytes, stage.output_is_offloadable = max(0, stage.offloadable_bytes - gone), False
         stage.output_bytes -= bytes_in(run, apart | left)
-        stage.pinned_bytes = bytes_in(run, run.pinned & run.made)
-        stage.pinned_saved_bytes = bytes_in(run, run.pinned & run.made & run.saved_outputs)
+        stage.pinned_bytes = bytes_in(run, run.pinned & run.new_outputs)
+        stage.pinned_saved_bytes = bytes_in(run, run.pinned & run.new_outputs & run.saved_outputs)
         stage.left_bytes = bytes_in(run, left - apart)
         stage.left_saved_bytes = bytes_in(run, (left - apart) & run.saved_outputs)
         not_saved = bytes_in(run, (apart | left) - run.saved_outputs)  # freed before the backward was measured
@@ -440,16 +440,16 @@ class MemoryPass(StepRecording):
             stage.saved_bytes += run.replaced_bytes
             stage.offloadable_bytes = 0
         if not run.chained_to:
-            stage.also_held_bytes = bytes_in(run, (self._also_held(run) & run.made) - run.pinned)
+            stage.also_held_bytes = bytes_in(run, (self._also_held(run) & run.new_outputs) - run.pinned)
         else:
             stage.grad_bytes = self._arriving_at(run, self._runs[index + 1])
-            stage.passing_bytes = bytes_in(run, {key for key in run.made - apart if self._passes(index, key)})
+            stage.passing_bytes = bytes_in(run, {key for key in run.new_outputs - apart if self._passes(index, key)})
         if run.arrived is None:
             stage.keep("has no part in the loss")
 
     def _passes(self, index: int, key: int) -> bool:
         """Whether an output is freed before the backward, because neither its block nor the next one holds it."""
-        run, following = self._runs[index], self._runs[index + 1].alone
+        run, following = self._runs[index], self._runs[index + 1].block_meter
         return key in self._makers and key not in run.held_outputs | following.held_inputs
 
     @staticmethod
@@ -461,12 +461,12 @@ class MemoryPass(StepRecording):
         """
         read = {ref.key for ref in run.outputs if ref.key in following.main}
         others = bytes_in(run, {ref.key for ref in run.outputs} - read)
-        chained = following.alone.grad_bytes(read)
+        chained = following.block_meter.grad_bytes(read)
         return max(chained, min(run.stage.grad_bytes, chained + others))
 
     def _keep_untracked(self, run: BlockRun, before: Sequence[BlockRun]) -> None:
         """Mark blocks as kept if a later block holds their output outside autograd: no plan can drop or offload it."""
         for earlier in before:
-            if bytes_in(earlier, run.alone.untracked):
+            if bytes_in(earlier, run.block_meter.untracked):
                 earlier.stage.keep(RETURNS_UNTRACKED)
                 earlier.stage.offloadable_bytes, earlier.stage.output_is_offloadable = 0, False

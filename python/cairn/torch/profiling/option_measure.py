@@ -31,7 +31,7 @@ from ..selective.block_options import thinned
 from ..selective.recompute import Recipe
 from . import isolated_block, overhead
 from .block_meter import captured_by, parameters_of
-from .option_meter import Metered, following
+from .option_meter import OptionMeter, following
 from .option_proofs import LEAST_BYTES, OptionTimes, Proofs
 from .option_runs import BlockRuns
 from .parameter_users import ParameterUsers
@@ -40,7 +40,7 @@ from .side_outputs import hidden_from_collectors
 from .step_records import StepMeasure
 
 MAX_OPTIONS = 12  # keep everything among them, of a block that saves no more than a part of the step
-PARTS = 12  # of what a step saves: options of a block lie no further apart
+PARTS = 12  # options of a block lie no further apart than this part of the bytes that the step saves
 
 
 class OptionPass:
@@ -166,7 +166,7 @@ class _BlockOptions:
         self._reporter.more(len(proved))
         measured = []
         for recipe, took in proved:
-            measured.append((Metered(self._run, following(self._run, recipe)).stage, took))
+            measured.append((OptionMeter(self._run, following(self._run, recipe)).stage, took))
             self._reporter.one_done()
         return measured
 
@@ -249,7 +249,7 @@ def _beats(other: OptionMeasure, option: OptionMeasure) -> bool:
 
 
 def _thinned(options: list[OptionMeasure], at_most: int) -> list[OptionMeasure]:
-    """At most so many options, among them those that determine the least budget.
+    """At most `at_most` options, among them those that determine the least budget.
 
     These are the last, which saves least, and those with the lowest peaks.
     """

@@ -18,13 +18,13 @@ from .option_proofs import BlockInputs
 from .option_runs import BlockRuns
 
 
-class Metered:
+class OptionMeter:
     """One option's forward and backward, alone, under a meter.
 
     saved: makes the pack hooks under which it runs.
     """
 
-    def __init__(self, run: BlockRuns, saved: Callable[[], isolated_block.Saved]) -> None:
+    def __init__(self, run: BlockRuns, saved: Callable[[], isolated_block.MeasuringHooks]) -> None:
         run.rewind()
         self.stage = StageMeasure(run.block.name, "block")
         meter = memory.meter_for(run.device)
@@ -35,22 +35,22 @@ class Metered:
             for p in parameters_of(run.block)
             if p.requires_grad and p.is_leaf and id(p) not in run.shared
         ]
-        alone = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
+        block_meter = BlockMeter(meter, self.stage, run.block, run.device, run.arriving, static)
         try:
             with meter:
-                alone.run_saving(run.function, run.arguments, run.pending, created, saved)
+                block_meter.run_saving(run.function, run.arguments, run.pending, created, saved)
         finally:
             for handle in handles:
                 handle.remove()
-        alone.read_saving()
+        block_meter.read_saving()
 
 
-def following(run: BlockRuns, recipe: Recipe) -> Callable[[], isolated_block.Saved]:
+def following(run: BlockRuns, recipe: Recipe) -> Callable[[], isolated_block.MeasuringHooks]:
     """The pack hooks of an option of selective recomputation."""
-    return lambda: _Saved(run, recipe)
+    return lambda: _OptionHooks(run, recipe)
 
 
-class _Saved:
+class _OptionHooks:
     """Pack hooks that keep and recompute as the executor does."""
 
     def __init__(self, run: BlockRuns, recipe: Recipe) -> None:

@@ -93,11 +93,11 @@ class Proofs:
         for _ in range(PROOFS):
             recompute, now = TensorRecompute(recipe), OptionTimes()
             for index, tensor in enumerate(saved):
-                began = self._now()
+                began = clock.now(self._run.device)
                 recompute.saved(index, tensor)
                 if index + 1 in recipe.states:
                     RandomState(self._run.devices)
-                now.saving_ns += self._now() - began
+                now.saving_ns += clock.now(self._run.device) - began
             for count in recipe.states:
                 recompute.take_state(count, states[count])
             # as in a backward, where some operations (oneDNN's LSTM) leave out what only a backward would read
@@ -114,16 +114,12 @@ class Proofs:
         self, recompute: TensorRecompute, saved: Sequence[torch.Tensor], where: BlockInputs, took: OptionTimes
     ) -> None:
         for index in recompute.recipe.order:
-            began = self._now()
+            began = clock.now(self._run.device)
             again = recompute.tensor(index, where)
-            took.recomputing_ns += self._now() - began
+            took.recomputing_ns += clock.now(self._run.device) - began
             if again is None or not _same(again, saved[index]):
                 raise _NotReproduced(index)
             del again
-
-    def _now(self) -> int:
-        clock.wait_for(self._run.device)
-        return clock.read()
 
 
 def _same(first: torch.Tensor, second: torch.Tensor) -> bool:

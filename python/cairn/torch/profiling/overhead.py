@@ -72,7 +72,7 @@ class Cost:
     recomputed_ns: float  # and each tensor that is recomputed, beside the operations
 
     def of(self, block: Block, saved_count: int) -> int:
-        """The overhead of recomputing a block that saves so many tensors."""
+        """The overhead of recomputing a block that saves `saved_count` tensors."""
         buffers = sum(len(part._buffers) for part in block.all_modules())
         return round(
             self.recompute_overhead_ns + self.recompute_overhead_saved_ns * saved_count + self.buffer_ns * buffers
@@ -83,7 +83,7 @@ class Cost:
         return round(self.part_ns + self.part_saved_ns * saved_count)
 
     def of_recomputing(self, count: int) -> int:
-        """The overhead of recomputing so many tensors in a backward."""
+        """The overhead of recomputing `count` tensors in a backward."""
         return round(self.recomputed_ns * count)
 
 
@@ -190,7 +190,7 @@ def _time(run: Callable[[], None]) -> int:
 
 
 class _Alone:
-    """A layer's operations, the order in which a backward asks for what it saves, and recomputing by itself."""
+    """A layer run alone: its operations, the order of reads of its saved tensors, and their recomputation."""
 
     def __init__(self, layer: nn.Module, x: torch.Tensor) -> None:
         self.asked: list[int] = []

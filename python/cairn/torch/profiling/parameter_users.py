@@ -77,8 +77,9 @@ class ParameterUsers:
         return self.is_shared(parameter) and is_first and self._used_by_model.get(id(parameter), place + 1) > place
 
     def gradients_around(self, parameter: torch.Tensor, place: int) -> tuple[int, int]:
-        """How many of the blocks' gradients of a parameter arrive before, and how many after, the gradient that arrives
-        outside of blocks at a place.
+        """The numbers of a parameter's gradients from blocks before and after its gradient from outside of blocks.
+
+        place: where in the backward that gradient arrives.
         """
         users = self._users.get(id(parameter), [])
         first = sum(user >= place for user in users)

@@ -57,8 +57,9 @@ def _check_names_part(model: nn.Module, wanted: Any, modules: Sequence[nn.Module
 
 
 def device_of(sample: Sample) -> torch.device:
-    """The one device of a model and its sample; tensors of the sample may also be on the host, such as lengths of
-    packed sequences.
+    """The one device of a model and its sample.
+
+    Tensors of the sample may also be on the host, such as lengths of packed sequences.
     """
     cpu, placed = torch.device("cpu"), [*sample.model.parameters(), *sample.model.buffers()]
     devices = {t.device for t in (*placed, *sample.static_tensors()) if t.device != cpu}

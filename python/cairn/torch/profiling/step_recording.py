@@ -95,7 +95,7 @@ class StepRecording:
             if p.requires_grad and p.is_leaf
         ]
         torch.clear_autocast_cache()
-        replaced = stored(self._sample.model)  # kept alive: freeing it in the step would hide as much of its rise
+        replaced = stored(self._sample.model)  # kept alive: a free in the step would hide as much of its rise
         there = memory.storages(replaced).items()
         self._attribute_bytes = sum(size for key, size in there if size > LARGE_BYTES and key not in self._static)
         named = (item for module in self._sample.model.modules() for item in in_attributes(module))
@@ -181,15 +181,17 @@ class StepRecording:
         stage = StageMeasure(block.name, "block", block.class_name, call)
         state = Randomness(self._device).torch_fingerprint()
         stage.random_state_is_new, self._random_state = state != self._random_state, state
-        alone = BlockMeter(self._meter, stage, block, self._device, self._known_layouts(block, call), self._static)
+        block_meter = BlockMeter(
+            self._meter, stage, block, self._device, self._known_layouts(block, call), self._static
+        )
         hooks, shared = isolated_block.Hooks(), self._parameter_users.with_pending_gradients(block, call)
         computed = [item for part in block.all_modules() for item in in_attributes(part)]
-        output = alone.run(function, arguments, hooks, shared, self._created)
-        run = BlockRun(stage, alone, memory.storages(arguments.differentiable), self._is_chained(arguments))
+        output = block_meter.run(function, arguments, hooks, shared, self._created)
+        run = BlockRun(stage, block_meter, memory.storages(arguments.differentiable), self._is_chained(arguments))
         self._record_held(run.chained)
         self._record_readings(run, arguments)
         self._record_weight_grads(run, shared, block)
-        if run.alone.side_output_gradients.layouts:
+        if run.block_meter.side_output_gradients.layouts:
             self._left |= set(map(id, parameters_of(block)))
         self._remember_outputs(run, output, arguments)
         run.read = list(map(_compat.WriteDetector, [*arguments.tensors, *large_buffers(block, stage)]))
@@ -197,10 +199,10 @@ class StepRecording:
         self._without_replaced()  # tensors that the block replaced are counted as its side outputs
         self._runs.append(run)
         self._segments.append(Segment(self._moment()))
-        handed = layouts_of(arguments.differentiable, run.alone.leaving)
-        run.handed = [
+        input_grad_layouts = layouts_of(arguments.differentiable, run.block_meter.leaving)
+        run.input_grad_layouts = [
             (_compat.storage_id(tensor), layout)
-            for tensor, layout in zip(arguments.differentiable, handed, strict=True)
+            for tensor, layout in zip(arguments.differentiable, input_grad_layouts, strict=True)
             if layout is not None and memory.has_storage(tensor)
         ]
         self._join(len(self._runs) - 1, hooks)
@@ -256,7 +258,7 @@ class StepRecording:
         for run in self._runs:
             replaced = {item.storage: item.nbytes for item in run.computed if not item.is_there()}
             counted = self._static | memory.storages(run.arguments).keys()
-            run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.alone.saved - counted)
+            run.replaced_bytes = sum(size for key, size in replaced.items() if key in run.block_meter.saved - counted)
             if replaced or any(detector.has_changed() for detector in run.read):
                 run.stage.keep(OVERWRITTEN)
             run.read.clear()
@@ -275,9 +277,9 @@ class StepRecording:
         """
         known, left = self._known | self._held.keys(), []
         for run in self._runs:
-            refs = [ref for key, ref in run.alone.left.items() if ref.alive() and key not in known]
+            refs = [ref for key, ref in run.block_meter.left.items() if ref.alive() and key not in known]
             run.left_bytes = sum(ref.nbytes for ref in refs)
-            run.stage.added_bytes = sum(ref.nbytes for ref in refs if ref.key in run.alone.added)
+            run.stage.added_bytes = sum(ref.nbytes for ref in refs if ref.key in run.block_meter.added)
             known |= {ref.key for ref in refs}
             left += [ref.storage() for ref in refs]
         return left
@@ -286,7 +288,7 @@ class StepRecording:
         """Counts the weight gradients that the block creates. A parameter that a later stage uses has one already."""
         stage, there = run.stage, {id(p) for p in shared}
         shards = self._shards_of(block)
-        for parameter, whole in run.alone.weight_grads:
+        for parameter, whole in run.block_meter.weight_grads:
             size = min(whole, shards.get(id(parameter), whole))
             run.reducing_bytes += whole if id(parameter) in shards else 0
             if id(parameter) not in there:
@@ -294,8 +296,8 @@ class StepRecording:
                 run.accumulated_change += size if self._parameter_users.is_shared(parameter) else 0
             if self._parameter_users.ends_pending(parameter, block, stage.call):
                 run.accumulated_change -= size
-        got = {id(parameter) for parameter, _ in run.alone.weight_grads} - there
-        run.unused = {id(p) for p in parameters_of(block)} - run.alone.leaves - got
+        got = {id(parameter) for parameter, _ in run.block_meter.weight_grads} - there
+        run.unused = {id(p) for p in parameters_of(block)} - run.block_meter.leaves - got
 
     def _shards_of(self, block: Block) -> dict[int, int]:
         """By identity of each gathered parameter of a block: what a rank keeps of its gradient when it is reduced."""
@@ -309,10 +311,10 @@ class StepRecording:
     def _remember_outputs(self, run: BlockRun, output: Any, arguments: isolated_block.Arguments) -> None:
         read = set(memory.storages(arguments.tensors))
         returned = memory.storages(tensors_in(output))
-        run.made = returned.keys() - self._static - read
-        run.stage.output_bytes = sum(size for key, size in returned.items() if key in run.made)
-        run.saved_outputs = run.alone.saved_outputs(output)
-        run.held_outputs = run.alone.held_outputs(output)
+        run.new_outputs = returned.keys() - self._static - read
+        run.stage.output_bytes = sum(size for key, size in returned.items() if key in run.new_outputs)
+        run.saved_outputs = run.block_meter.saved_outputs(output)
+        run.held_outputs = run.block_meter.held_outputs(output)
         fresh = [t for t in tensors_in(output) if memory.has_storage(t)]
         refs = {ref.key: ref for ref in map(_compat.StorageRef, fresh)}
         known = self._static | set(run.inputs) | {ref.key for r in self._runs for ref in r.outputs}

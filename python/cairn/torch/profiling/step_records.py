@@ -98,7 +98,7 @@ class BlockRun:
     """One call of a block. Sets and dicts of ints name storages, unless said otherwise."""
 
     stage: StageMeasure
-    alone: BlockMeter
+    block_meter: BlockMeter
     inputs: dict[int, int]  # bytes of the inputs that require a gradient
     chained: bool  # it reads exactly what the block before it returned
     main: dict[int, int] = dataclasses.field(default_factory=dict)  # the inputs that no other block reads
@@ -106,7 +106,7 @@ class BlockRun:
     is_held: bool = False  # the segment after it may hold its output
     viewed: set[int] = dataclasses.field(default_factory=set)  # outputs that the next block reads through views
     outputs: list[_compat.StorageRef] = dataclasses.field(default_factory=list)
-    made: set[int] = dataclasses.field(default_factory=set)  # outputs that are new, not arguments handed on
+    new_outputs: set[int] = dataclasses.field(default_factory=set)  # outputs that are new, not arguments handed on
     tensors: list[tuple[weakref.ref[torch.Tensor], tuple[Any, ...], int]] = dataclasses.field(default_factory=list)
     pinned: set[int] = dataclasses.field(default_factory=set)  # outputs resident to the end of the step
     accumulated_change: int = 0  # change of the gradients that wait for others, where gradients exist already
@@ -121,7 +121,9 @@ class BlockRun:
     arguments: list[torch.Tensor] = dataclasses.field(default_factory=list)  # resident as long as a backward reads them
     read: list[_compat.WriteDetector] = dataclasses.field(default_factory=list)  # its arguments and large buffers
     computed: list[InAttribute] = dataclasses.field(default_factory=list)  # in attributes when it began, and after
-    handed: list[tuple[int, Layout]] = dataclasses.field(default_factory=list)  # gradients of inputs, as they lie
+    input_grad_layouts: list[tuple[int, Layout]] = dataclasses.field(
+        default_factory=list
+    )  # gradients of inputs, as they lie
     arrived: MemoryMark | None = None  # when the gradients of its outputs have arrived
     arriving: Layouts = ()
 
@@ -133,7 +135,7 @@ class BlockRun:
 
 def is_settled(run: BlockRun) -> bool:
     """Whether the block was measured alone with gradients of the layouts that arrived in the step."""
-    return len(run.alone.arriving) != len(run.arriving) or list(run.alone.arriving) == list(run.arriving)
+    return len(run.block_meter.arriving) != len(run.arriving) or list(run.block_meter.arriving) == list(run.arriving)
 
 
 def large_buffers(block: Block, stage: StageMeasure) -> list[torch.Tensor]:

@@ -11,8 +11,9 @@ from .sample import Sample
 
 
 class StepSetup:
-    """The random state, buffers, parameters that a forward writes, and attributes: of the model, and of all other
-    modules that its step uses.
+    """The state that a step changes: random state, buffers, attributes, and parameters that a forward writes.
+
+    It belongs to the model and to all other modules that its step uses.
     """
 
     def __init__(self, sample: Sample, device: torch.device, parameters: Parameters | None = None) -> None:
@@ -22,7 +23,7 @@ class StepSetup:
         self._random, self._buffers = Randomness(device), Buffers(self._modules)
         self._attributes: Attributes | None = None
 
-    def restore(self, gradients_exist: bool) -> None:
+    def begin(self, gradients_exist: bool) -> None:
         """Begin a step, which accumulates into existing gradients or creates them."""
         self._random.restore()
         self._buffers.restore()
@@ -32,7 +33,7 @@ class StepSetup:
             p.grad = torch.zeros_like(p) if gradients_exist and p.requires_grad else None
         self._attributes = Attributes(self._modules.modules(), with_large=True)
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """End the step: restore attributes, and drop its gradients."""
         if self._attributes is not None:
             self._attributes.restore()

@@ -55,18 +55,14 @@ class TimePasses:
         for stage in self._measured.blocks if overhead.counts(self._device) else ():
             stage.recompute_overhead_ns = overhead.cost().of(resolve(self._sample.model, stage.name), stage.saved_count)
 
-    def _now(self) -> int:
-        clock.wait_for(self._device)
-        return clock.read()
-
     def _step(self) -> None:
         self._timed: set[Any] = set()
         self._index = 0
-        self._segment_began = self._now()
+        self._segment_began = clock.now(self._device)
         with intercepted(self._blocks, self._handle, self._sample.replaced.during_block):
             output, loss = self._sample.forward()
         self._close_segment()
-        self._backward_began = self._now()
+        self._backward_began = clock.now(self._device)
         backward_of(output, loss)
         self._close_backward(0)
         del output, loss
@@ -78,12 +74,12 @@ class TimePasses:
     def _close_segment(self) -> None:
         stage = self._measured.surroundings[self._index]
         if stage is not None:
-            self._samples_of(stage).forward.append(self._now() - self._segment_began)
+            self._samples_of(stage).forward.append(clock.now(self._device) - self._segment_began)
 
     def _close_backward(self, index: int) -> None:
         stage = self._measured.surroundings[index]
         if stage is not None:
-            self._samples_of(stage).backward.append(self._now() - self._backward_began)
+            self._samples_of(stage).backward.append(clock.now(self._device) - self._backward_began)
 
     def _handle(self, block: Block, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._close_segment()
@@ -107,11 +103,11 @@ class TimePasses:
         del result, lent
         self._index += 1
         self._sample.reporter.one_done()
-        self._segment_began = self._now()
+        self._segment_began = clock.now(self._device)
         return output
 
     def _begin_backward(self) -> None:
-        self._backward_began = self._now()
+        self._backward_began = clock.now(self._device)
 
     def _time_forward_only(
         self, stage: StageMeasure, function: Callable[..., Any], arguments: isolated_block.Arguments
@@ -119,9 +115,9 @@ class TimePasses:
         with arguments.saving_nothing():
             args, kwargs = arguments.source(isolated_block.Hooks())
             lent = arguments.with_container_copies(args, kwargs)
-            began = self._now()
+            began = clock.now(self._device)
             result = arguments.run(function, args, kwargs)
-            self._samples_of(stage).forward_only.append(self._now() - began)
+            self._samples_of(stage).forward_only.append(clock.now(self._device) - began)
         return result, lent
 
     def _time_saving(
@@ -130,19 +126,19 @@ class TimePasses:
         samples = self._samples_of(stage)
         args, kwargs = arguments.source(isolated_block.Hooks())
         beside = SideOutputs(block.all_modules())
-        began = self._now()
+        began = clock.now(self._device)
         result = arguments.run(function, args, kwargs)
-        samples.forward.append(self._now() - began)
+        samples.forward.append(clock.now(self._device) - began)
         del args, kwargs
         begun: list[int] = []
         made, grads = beside.root(result, self._measured.arriving.get((stage.name, stage.call), ()))
-        hooks = isolated_block.Hooks(begun=lambda: begun.append(self._now()))
+        hooks = isolated_block.Hooks(begun=lambda: begun.append(clock.now(self._device)))
         root = isolated_block.sink(made, hooks, grads) if made else None
         del result, made
         if root is not None:  # else a hook behind the block makes its output require gradients
             with isolated_block.as_in_backward(self._device):
                 root.backward()
-        samples.backward.append(self._now() - begun[0] if begun else 0)
+        samples.backward.append(clock.now(self._device) - begun[0] if begun else 0)
         torch.clear_autocast_cache()
         self._sample.drop_gradients()
 

@@ -24,8 +24,9 @@ NOTEWORTHY_SHARE = 0.01  # of a peak
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One stage of the plan. `forwards` counts all its forward runs in a step; sizes and times are those of the option
-    by which it is saved last: 0, or the part of what it would save that is kept.
+    """One stage of the plan. forwards: the number of its forward runs in a step.
+
+    option: the option of its last saving forward; 0 keeps everything. Sizes and times are those of this option.
     """
 
     name: str

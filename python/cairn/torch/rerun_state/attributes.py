@@ -79,7 +79,7 @@ class Attributes:
         self._contents: dict[int, Contents] = {}  # by the identity of the container
         self._copies: list[tuple[torch.Tensor, torch.Tensor, Place]] = []  # of tensors that may be written
         self._generators: list[Callable[[], None]] = []  # what puts them back, and small arrays
-        self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []  # registries, with what was in them
+        self._hooks: list[tuple[dict[int, Any], dict[int, Any]]] = []  # registries, and their contents before
         modules = list(modules)
         self._weights = CachedWeights(modules)
         for module in modules:
@@ -182,7 +182,7 @@ class Attributes:
             stays = _is_large(value) and not self._with_large and contents.are_names and not has_history
             if name in before:
                 if not stays:
-                    names[name] = before[name]  # one by one: counters add what they are updated with
+                    names[name] = before[name]  # one by one: `update` of a Counter adds
             elif name not in contents.names:
                 if not stays:
                     del names[name]

@@ -17,7 +17,7 @@ from .module_state import OF_EVERY_MODULE, is_light
 
 _IGNORED = OF_EVERY_MODULE | PATCHED_NAMES
 _HOOKS = sorted(name for name in OF_EVERY_MODULE if "forward" in name and "hooks" in name)
-_ABSENT = object()  # in place of what an attribute stands for that is not there
+_ABSENT = object()  # stands for the value of an attribute that does not exist
 
 
 class AttributesAndHooks:

@@ -26,7 +26,7 @@ from .hook_closures import (
 )
 from .module_state import OF_EVERY_MODULE
 
-_DEPTH = 5  # so many containers, functions and objects may lie around a module
+_DEPTH = 5  # the most containers, functions and objects around a module
 _MANY = 1000  # items of a container that are looked at
 _MOST = 100_000  # and of all that there is
 

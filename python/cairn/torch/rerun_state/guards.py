@@ -281,7 +281,7 @@ def _is_full_of(container: Any, is_such: Callable[[Any, int], bool], depth: int)
 
 
 def _is_small(value: Any) -> bool:
-    """Whether a container is neither large nor empty: runs may fill an empty one with what they compute."""
+    """Whether a container is neither large nor empty. Runs may fill an empty one with their results."""
     return 0 < len(value) <= _ITEMS_COMPARED
 
 

@@ -21,7 +21,7 @@ from torch.nn.modules import module as all_modules
 _ROOT = __package__.partition(".")[0]
 _PLUG_IN = __package__.rpartition(".")[0] + "."
 _LIBRARIES = frozenset((*sys.stdlib_module_names, "torch", "numpy", _ROOT)) - {"__main__"}
-_FUNCTIONS_DEEP = 3  # so many functions may lie between a hook and what it fills
+_FUNCTIONS_DEEP = 3  # the most functions between a hook and the object that it changes
 CONTAINERS = (list, dict, set, collections.deque)
 CALLABLES = (types.FunctionType, types.MethodType, functools.partial)
 _HOOKS_OF_ALL = (

@@ -130,7 +130,7 @@ class Parameters:
         self._lying: dict[int, list[torch.Tensor]] = {}  # by storage
         for _, old in self._kept:
             self._lying.setdefault(_compat.storage_key(old), []).append(old)
-        self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by storage, with what it is a copy of
+        self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # by storage: tensors and their copies
 
     def watching(self, told: Callable[[], None] = lambda: None) -> contextlib.AbstractContextManager[Any]:
         """Copy the tensors that the body writes, and report each write."""

@@ -125,8 +125,8 @@ class BlockRun:
     recompute_state: RecomputeState | None = None  # selective recomputation
     calls: Calls | None = None  # calls of submodules under hooks; None: the hooks are active in the whole block
     weights: ForwardWeights | None = None  # weights that `parametrize.cached()` had
-    samples: list[Any] | None = None  # fingerprints of what it returned; None: not compared
-    fingerprints: Fingerprints | None = None  # of what it returned and saved, on an accelerator
+    samples: list[Any] | None = None  # fingerprints of the returned tensors; None: not compared
+    fingerprints: Fingerprints | None = None  # of returned and saved tensors, on an accelerator
     attributes_after: AttributesAndHooks | None = None  # after the run, where others change them later
     attributes_before: Attributes | None = None  # before the run, where runs change their contents in place
     copies: frozenset[int] = frozenset()  # storages of the buffers in the latest recomputation that saved tensors
@@ -192,7 +192,7 @@ class RecomputingStep(Step, Protocol):
         """Fingerprints of a forward's values, where recomputations are compared on the device; else None."""
 
     def record_returned(self, block: BlockRun, output: Any) -> None:
-        """Records fingerprints of what a block returned, with which its recomputation is compared."""
+        """Records fingerprints of the tensors that a block returned, to compare its recomputation with them."""
 
     def note_whole_recompute(self, stage: int) -> None:
         """Notes that a saved tensor could not be recomputed alone, and the whole block was recomputed."""

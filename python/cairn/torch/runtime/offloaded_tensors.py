@@ -12,8 +12,9 @@ from .block_records import BlockRun, Outputs
 
 
 class OffloadableTensors:
-    """The tensors of a value that are offloaded: saved tensors in holders, inputs from which others are recomputed, and
-    outputs.
+    """The tensors of a value that are offloaded.
+
+    These are saved tensors in holders, inputs from which other saved tensors are recomputed, and outputs.
 
     block: the run that the holders belong to, if any. staying: storages that stay on the device anyway. Tensors that
     are not on the device are not offloaded. Nor are outputs that the block was passed: others hold them, too.

@@ -137,7 +137,7 @@ class Recomputation(StepValues):
         self._trace.notes.append(f"'{self.name(stage)}' is recomputed as a whole: it {reason}")
 
     def record_returned(self, block: BlockRun, output: Any) -> None:
-        """Records fingerprints of what a block returned, with which its recomputation is compared."""
+        """Records fingerprints of the tensors that a block returned, to compare its recomputation with them."""
         assert block.state is not None
         block.samples = self._samples(output, block.state)
         if block.fingerprints is not None:

@@ -87,7 +87,7 @@ class StepTransfers:
         self._leaving = {offload: other for offload, other in self._leaving.items() if other is not group}
         group.discard()
 
-    def leave(self, value: Value) -> None:
+    def drop(self, value: Value) -> None:
         """Frees the place of the host copy, and a prefetch that is under way."""
         self._arriving.pop(value, None)
         if value in self._groups:

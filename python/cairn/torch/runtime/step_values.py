@@ -169,7 +169,7 @@ class StepValues:
         self._not_offloaded.discard(value)
         self._offloadable.pop(value, None)
         if self._step_transfers is not None:
-            self._step_transfers.leave(value)
+            self._step_transfers.drop(value)
 
     def _discard(self, value: Value) -> None:
         self._not_offloaded.discard(value)

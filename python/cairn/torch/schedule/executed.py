@@ -31,8 +31,10 @@ def excess_bytes(problem: Mapping[str, Any], ops: Sequence[Op], performed: Perfo
 
 
 def in_order_of_process(ops: Sequence[Op], stages: Sequence[StageRef]) -> list[Op]:
-    """The list as it can be performed: forwards again where a process comes to them, and with them no more of the drops
-    and transfers behind them than those of what they read or make.
+    """The list in the order in which a process performs it.
+
+    A recomputation waits until the process reaches its block. With it wait only those later drops and transfers whose
+    values it reads or makes.
     """
     return list(_in_order(ops, stages, free_moves=True))
 
@@ -68,7 +70,7 @@ def _in_order(ops: Sequence[Op], stages: Sequence[StageRef], free_moves: bool = 
         if again or (is_move and waiting and not (free_moves and _is_free(op, waiting))):
             waiting.append(op)
         elif is_move or stages[op[1] - 1].kind != BLOCK:
-            if free_moves and op[0] == BACKWARD:  # it lets go of that by itself
+            if free_moves and op[0] == BACKWARD:  # the backward itself frees its input
                 waiting = _without_drop_of(op[1] - 1, waiting)
             yield op
         else:
@@ -89,7 +91,7 @@ def _without_drop_of(stage: int, waiting: Sequence[Op]) -> list[Op]:
 
 
 def _is_free(move: Op, waiting: Sequence[Op]) -> bool:
-    """Whether a drop or transfer is of no value that forwards and moves before it read, make or move."""
+    """Whether no waiting operation reads, makes or moves the value of a drop or transfer."""
     touched: set[Value] = set()
     for op in waiting:
         if op[0] in ON_VALUES:

@@ -136,7 +136,7 @@ class Replay:
 
 
 def _is_place(stage: str) -> bool:
-    """A block is named; what lies outside of blocks has no name, but a place: "before blocks.0"."""
+    """Whether a stage is outside of blocks. Such a stage has a place for a name: "before blocks.0"."""
     return stage.startswith(("before ", "between ", "after "))
 
 

@@ -62,7 +62,7 @@ DROP, MASK = "d", "m"  # decisions on a saved tensor other than KEEP: recompute 
 CONSTANT_TIME_CHOICES = 12  # the most candidates by constant times, the one that keeps everything included
 MEASURED_TIME_CHOICES = 8  # the most candidates by measured times
 CONSTANT_BYTES_PER_NS = 4  # constant times: the memory bandwidth of one core, about
-PRODUCT_FACTOR = 20  # constant times: a matrix product takes so much longer than a copy of the same bytes
+PRODUCT_FACTOR = 20  # constant times: a matrix product takes this many times as long as a copy of the same bytes
 CUT_WORK = 20_000_000  # limit on cuts * operations^2: at most some seconds, and no limit up to 200 operations
 REPLAY_OVERHEAD_NS = 3000  # of one operation
 SEED_BYTES = 16  # saved values of at most this size are always kept
@@ -367,7 +367,7 @@ class _Model:
         """The networks of the operations that may be recomputed, one for each connected component."""
         needs: list[Set[int] | None] = []
         for index, op in enumerate(self._graph.operations):
-            needed = self._operations_needed(index, op)  # of what ran earlier
+            needed = self._operations_needed(index, op)  # these ran earlier
             needs.append(None if needed is None or any(needs[other] is None for other in needed) else needed)
         savings = self._savings()
         components = connected([index for index in savings if needs[index] is not None], needs)

@@ -45,7 +45,7 @@ class SelectiveOptions:
 
     digest: str  # of the recorded operations
     asked: tuple[int, ...]  # the order in which a backward reads the saved tensors
-    draws: tuple[int, ...]  # random operations come after so many saved tensors
+    draws: tuple[int, ...]  # for each random operation: the number of tensors saved before it
     decisions: tuple[str, ...]  # a letter for each saved tensor, by option; the first keeps everything
 
     def to_json(self) -> dict[str, Any]:
@@ -63,7 +63,7 @@ class SelectiveBlock:
     def __init__(self, options: SelectiveOptions, state: BlockState, name: str, handlers: Handlers) -> None:
         self.options, self.state, self._name, self._handlers = options, state, name, handlers
         self._latest: LatestRun | None = None
-        self._numbers: list[int] | None = None  # of what its modules held in the run before
+        self._numbers: list[int] | None = None  # change counters of its modules in the run before
         modules = state.modules()
         known = _recorded.setdefault(modules[0], {}) if modules else {}
         self._entries: dict[Any, Entry] = known.setdefault((options, len(modules)), {})

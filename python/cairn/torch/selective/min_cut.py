@@ -10,7 +10,7 @@ Side = list[tuple[str, int]]
 
 
 def connected(operations: Iterable[int], needs: Sequence[Set[int] | None]) -> list[list[int]]:
-    """These operations and what they need, and that again, in groups that need nothing of each other."""
+    """These operations with all that they need, directly or not, in groups that need nothing of each other."""
     beside: dict[int, set[int]] = {index: set() for index in operations}
     for index in (missing := list(beside)):  # which grows
         for other in needs[index] or ():

@@ -282,7 +282,7 @@ class TensorRecompute:
         )
 
     def take_state(self, packs: int, state: RandomState) -> None:
-        """Records the random state after so many saved tensors."""
+        """Records the random state after `packs` saved tensors."""
         self._states[packs] = state
 
     def saved(self, index: int, tensor: torch.Tensor) -> bool:
@@ -379,7 +379,7 @@ class Sample:
         return self._read(start + self._first).raw, self._read(start + self._second).raw
 
 
-_SAMPLED_BYTES = 32  # at each place, where so many lie side by side
+_SAMPLED_BYTES = 32  # at each place, if as many lie side by side
 
 
 def sample_of(pack: Pack) -> Sample | None:

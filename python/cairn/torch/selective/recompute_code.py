@@ -382,7 +382,7 @@ def _held_last(kept: Kept, index: int) -> torch.Tensor:
 
 
 def _drawing(states: dict[int, RandomState], count: int) -> RandomState:
-    """Brings the state after so many saved tensors into force; returns the one to be restored."""
+    """Sets the random state after `count` saved tensors, and returns the present one, to be restored."""
     state = states.get(count)
     if state is None:
         raise Missing

@@ -11,7 +11,7 @@ import bisect
 from collections.abc import Sequence
 from typing import NamedTuple
 
-CALL_COST = 4  # as much as the hooks of so many saved tensors cost
+CALL_COST = 4  # the cost of hooks around a call, as a number of saved tensors
 
 #: By submodule of a block, the numbers of its calls.
 Calls = dict[int, tuple[int, ...]]

@@ -70,7 +70,7 @@ def _outputs_in(value: Any) -> Iterator[Output]:
         yield from _outputs_in(list(value.values()))
 
 
-#: a copy is worth it for a tensor that is so much smaller than the largest of its operation
+#: A tensor is copied if the largest tensor of its operation is this many times as large.
 SMALL = 16
 
 

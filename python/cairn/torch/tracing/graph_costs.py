@@ -56,14 +56,10 @@ def _in_order(program: Program, values: LiveValues, compute: Callable[[int], Non
 def _times(program: Program, externals: Sequence[torch.Tensor], device: torch.device) -> list[int]:
     values, times = LiveValues(program, externals), []
 
-    def now() -> int:
-        clock.wait_for(device)
-        return clock.read()
-
     def compute(v: int) -> None:
-        began = now()
+        began = clock.now(device)
         values.compute(v)
-        times.append(now() - began)
+        times.append(clock.now(device) - began)
 
     with below_everything(device):
         _in_order(program, values, compute)

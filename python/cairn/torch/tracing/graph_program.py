@@ -193,7 +193,7 @@ class LiveValues:
     def drop(self, v: int) -> None:
         """Releases an operation's outputs."""
         self._taken(v)
-        self._host.leave(v)
+        self._host.wait_out(v)
         self._values[v] = self._bases[v] = None
 
     def offload(self, v: int) -> None:

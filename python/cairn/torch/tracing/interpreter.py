@@ -91,7 +91,7 @@ class Outcome:
         )
 
     def named(self, externals: Sequence[ExternalTensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every result with what it is."""
+        """Every result with its description."""
         yield "the loss", self.loss
         for name, grad in self.grads.items():
             yield f"the gradient of {name}", grad

@@ -110,7 +110,7 @@ def existing_storages() -> list[_compat.StorageRef]:
 
 
 def _is_defined(tensor: torch.Tensor) -> bool:
-    """False for what stands, in some releases, for a gradient that is not there."""
+    """Whether this is a gradient. Some releases of torch have a placeholder for a missing one."""
     try:
         tensor.untyped_storage()
     except NotImplementedError:

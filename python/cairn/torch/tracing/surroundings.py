@@ -55,7 +55,7 @@ class Surroundings:
             externals[self._first_input + index] = tensor.detach()
 
     def check(self, externals: Sequence[torch.Tensor]) -> None:
-        """Refuses what is not as it was traced."""
+        """Refuses a step that differs from the traced one."""
         present = list(_named_in(self._model))
         traced = self.external_tensors[: self._first_input]
         if [name for name, _ in present] != [outside.name for outside in traced]:

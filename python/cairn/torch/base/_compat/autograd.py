@@ -19,8 +19,9 @@ backward_id: Callable[[], int] = getattr(torch._C, "_current_graph_task_id", lam
 
 
 def transforms_are_active() -> bool:
-    """Whether the code that runs now is being transformed by torch.func (grad, vmap, jvp, ...), or differentiated
-    forward; False where torch does not say.
+    """Whether torch.func (grad, vmap, jvp, ...) transforms the running code, or forward-mode differentiation is on.
+
+    False if torch does not say.
     """
     transformed = _transform is not None and _transform() is not None
     return transformed or getattr(torch.autograd.forward_ad, "_current_level", -1) >= 0
@@ -30,7 +31,7 @@ _transform = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_st
 
 
 def graph_is_kept() -> bool:
-    """Within a backward, whether its graph is kept for another; True where torch does not say."""
+    """Whether the running backward keeps its graph for another one; True if torch does not say."""
     return True if _graph_kept is None else bool(_graph_kept())
 
 
@@ -38,7 +39,7 @@ _graph_kept = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", 
 
 
 def saved_tensor_hooks_are_active(mine: Callable[[torch.Tensor], Any] | None = None) -> bool:
-    """Whether someone's saved-tensor hooks, other than those that pack with `mine`, are in force in this thread.
+    """Whether saved-tensor hooks are active in this thread, other than those that pack with `mine`.
 
     If torch cannot report whose hooks are in force, hooks besides `mine` are not detected.
     """
@@ -85,8 +86,9 @@ _enter_plainly = torch.autograd.graph.saved_tensors_hooks.__enter__
 
 
 class InnerHooks:
-    """While it is entered, saved-tensor hooks that this thread's code sets up are others: `replacing` gets their pack
-    and unpack hook, and returns those that come into force instead.
+    """Replaces the saved-tensor hooks that code of this thread sets while it is active.
+
+    `replacing` gets their pack and unpack hook, and returns the hooks to use instead.
 
     Torch calls the innermost hooks only, so hooks outside do not see what is saved under these.
     """
@@ -150,7 +152,7 @@ def _hooks_take_what_is_saved() -> bool:
 
 
 def hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) -> None:
-    """`tensor.register_hook`, without a handle to take it back, at a third of its cost."""
+    """Like `tensor.register_hook`, at a third of its cost, but the hook cannot be removed."""
     register = getattr(tensor, "_register_hook_dict", None)
     if register is None:
         tensor.register_hook(hook)
@@ -159,5 +161,5 @@ def hook_gradient(tensor: torch.Tensor, hook: Callable[[torch.Tensor], None]) ->
 
 
 def at_end_of_backward(function: Callable[[], None]) -> None:
-    """Calls `function` when the backward that is running has ended; only from within that backward."""
+    """Calls `function` when the running backward has ended. Only code of that backward may call this."""
     torch.autograd.Variable._execution_engine.queue_callback(function)

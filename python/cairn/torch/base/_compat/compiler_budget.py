@@ -11,7 +11,7 @@ MANY_GRAPHS = 256  # of one function; torch gives up after a few, and then runs 
 
 @contextlib.contextmanager
 def activation_memory_budget(share: float) -> Iterator[None]:
-    """Graphs that are compiled within keep no more than this share of what the partitioner would keep."""
+    """Graphs that are compiled in the body keep at most this share of the tensors that the partitioner would keep."""
     from torch._dynamo import config as compiling
     from torch._functorch import config as partitioning
 
@@ -27,7 +27,7 @@ def many_graphs() -> dict[str, int]:
 
 
 def own_backend(name: str) -> Callable[..., Any]:
-    """A backend of torch.compile under an identity of its own, so that what it compiled is not taken for another's."""
+    """A backend of torch.compile with an identity of its own, so that its compiled code is not shared with others."""
 
     def compile_graph(graph: Any, inputs: Any, **options: Any) -> Any:
         from torch._dynamo.backends.registry import lookup_backend

@@ -15,13 +15,14 @@ from .fake_tensors import FakeMode
 
 
 def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
-    """The module that `torch.compile` made this one of; None for every other module."""
+    """The module that `torch.compile` was given, if it made this one; else None."""
     return module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
 
 
 def is_traced() -> bool:
-    """Whether what runs now is written down, or only its shapes are found, instead of being computed: torch.jit.trace,
-    fake tensors, make_fx, export. Not so a step that is estimated on fake tensors, which runs as any other.
+    """Whether the running code is traced instead of computed: by torch.jit.trace, fake tensors, make_fx or export.
+
+    A step that is estimated on fake tensors is not traced; it runs as any other.
     """
     if torch._C._is_tracing():
         return True
@@ -77,7 +78,7 @@ def observed_compiled_calls(call: Callable[[], None]) -> Iterator[None]:
 
 
 def _profile_by(profiler: Any) -> None:
-    """Makes what `sys.getprofile` returned the profiler of this thread again; that of cProfile is no function."""
+    """Sets the profiler of this thread to a result of `sys.getprofile`; the profiler of cProfile is no function."""
     if profiler is None or callable(profiler):
         sys.setprofile(profiler)
     else:

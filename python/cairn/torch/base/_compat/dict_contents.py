@@ -13,7 +13,7 @@ from .tensor_guards import _guards
 
 
 def contents(dicts: Iterable[dict[Any, Any]]) -> list[int] | None:
-    """A change counter for each dict: it differs once any key has another value; None if torch has no counters.
+    """A change counter for each dict: it changes when a key gets another value. None if torch has no counters.
 
     The order of keys does not count, nor do changes inside of values.
     """
@@ -25,7 +25,7 @@ def contents(dicts: Iterable[dict[Any, Any]]) -> list[int] | None:
 
 
 def dicts_behind(proxies: Sequence[Any]) -> Sequence[Any]:
-    """The dicts that `vars` of classes shows, only to be read; the views of them where the interpreter hides them."""
+    """The dicts behind `vars` of classes, only to be read. Views of them if the interpreter hides the dicts."""
     behind = gc.get_referents(*proxies)
     return behind if len(behind) == len(proxies) else proxies
 
@@ -41,7 +41,7 @@ def number_of_contents() -> Callable[[dict[Any, Any]], int] | None:
 
 @functools.cache
 def number_at() -> int | None:
-    """Where in a dict the interpreter itself has its number; None where it has none (from Python 3.13 on)."""
+    """The offset of the interpreter's own change counter in a dict; None if there is none (from Python 3.13 on)."""
     is_known = sys.implementation.name == "cpython" and ctypes.sizeof(ctypes.c_void_p) == WORD_BYTES
     if not is_known or not getattr(sys, "_is_gil_enabled", lambda: True)():
         return None
@@ -70,7 +70,7 @@ class _Owner:
 
 
 def tells_changes(number: Callable[[dict[Any, Any]], int]) -> bool:
-    """Whether a counter changes with every way of setting attributes and items, and no two dicts have the same."""
+    """Whether counters change with every way of setting attributes and items, and differ between dicts."""
     owner = _Owner()
     names = vars(owner)
     ways: list[Callable[[object], Any]] = [

@@ -57,5 +57,5 @@ class DictVersions:
 
 
 def _dict_at(cls: type) -> int:
-    """Where an object of a class has its dict; that of its class where this is not known."""
+    """The offset of the dict in objects of a class; that of their class if it is unknown."""
     return _BEFORE if cls.__flags__ & _MANAGED else max(_CLASS, cls.__dictoffset__)

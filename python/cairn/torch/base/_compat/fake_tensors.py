@@ -10,7 +10,7 @@ from torch._subclasses import fake_tensor
 
 
 class FakeMode(fake_tensor.FakeTensorMode):
-    """Makes all tensors of a step fake ones; real ones that the step meets count as fakes of the same shape."""
+    """Makes all tensors of a step fake. A real tensor that the step uses counts as a fake one of its shape."""
 
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)

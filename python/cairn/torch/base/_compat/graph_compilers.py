@@ -42,7 +42,7 @@ def compiled_by_operators(module: fx.GraphModule, inputs: Sequence[Any], partiti
 
 
 def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:
-    """The code of a graph that runs operator by operator, in the calling convention of AOTAutograd."""
+    """The code of a graph that runs operator by operator, with the calling convention of AOTAutograd."""
     module.graph.set_codegen(_Boxed())
     module.recompile()
     function = module.forward
@@ -244,7 +244,7 @@ def _one_function_per_kernel() -> contextlib.AbstractContextManager[Any]:
 
 
 def _reusing_at_once() -> contextlib.AbstractContextManager[Any]:
-    """Settings by which inductor reuses the memory of a buffer only for a kernel that runs just after its last reader.
+    """Settings of inductor: a kernel reuses the memory of a buffer only if it runs right after its last reader.
 
     By default a buffer without readers stays allocated until a later kernel reuses its memory, where inductor estimates
     that this does not raise the peak. Its estimate does not know what else is in memory during the step.

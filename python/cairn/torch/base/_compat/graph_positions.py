@@ -10,7 +10,7 @@ import torch
 
 
 def next_sequence_number(unknown: int = 0) -> int:
-    """The number that autograd's next function will get; `unknown` where torch does not say."""
+    """The number of autograd's next function; `unknown` if torch does not say."""
     number = getattr(torch.autograd, "_get_sequence_nr", None)
     return int(number()) if number is not None else unknown
 
@@ -26,12 +26,12 @@ def history_mark() -> int:
 
 
 def is_made_since(tensor: torch.Tensor, mark: int) -> bool:
-    """Whether one of autograd's functions that ran after a mark made it; False where torch does not say."""
+    """Whether a function of autograd made this tensor after a mark; False if torch does not say."""
     return tensor.grad_fn is not None and tensor.grad_fn._sequence_nr() >= mark
 
 
 def ran_since(node: Any, mark: int) -> bool:
-    """Whether one of autograd's functions ran after a mark; True where torch does not say when."""
+    """Whether a function of autograd ran after a mark; True if torch does not say."""
     return mark >= 2**63 or bool(node._sequence_nr() >= mark)
 
 
@@ -48,12 +48,12 @@ def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 
 def is_end_of_graph(node: Any) -> bool:
-    """Whether what stands there among autograd's functions only adds to the gradient of a leaf."""
+    """Whether a node of the graph only adds to the gradient of a leaf."""
     return hasattr(node, "variable")
 
 
 def is_made_earlier(tensor: torch.Tensor) -> bool:
-    """While autograd saves a tensor: whether it surely comes from another function than the one that saves it.
+    """Whether a tensor that autograd is saving surely comes from another function than the saving one.
 
     That one has the latest number. Functions written in Python or in extensions may have run others in between.
     """
@@ -65,7 +65,7 @@ def is_made_earlier(tensor: torch.Tensor) -> bool:
 
 
 def backward_sequence_number() -> int:
-    """The number of the function whose backward runs now; -1 where there is none, or torch does not say."""
+    """The number of the function whose backward is running; -1 if there is none, or torch does not say."""
     current = getattr(torch._C, "_current_autograd_node", None)
     node = current() if current is not None else None
     return int(node._sequence_nr()) if node is not None else -1

@@ -26,7 +26,7 @@ bytes_at: Callable[[int, int], bytes] = ctypes.string_at
 
 
 def reader_of(count: int) -> Callable[[int], Any]:
-    """A function from an address to an object that shows the `count` bytes there: a buffer, whose `raw` copies them."""
+    """A function that takes an address and returns a buffer of the `count` bytes there; its `raw` copies them."""
     return (ctypes.c_char * count).from_address
 
 
@@ -41,7 +41,7 @@ class OwnedNumber(ctypes.c_int64):
 
 
 def trim_heap() -> None:
-    """Returns freed memory to the system, where the C library can (glibc's `malloc_trim`)."""
+    """Returns freed memory to the system, if the C library can (glibc's `malloc_trim`)."""
     if _malloc_trim is not None:
         _malloc_trim(0)
 

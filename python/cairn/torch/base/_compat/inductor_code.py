@@ -158,7 +158,7 @@ class _Reader:
                 yield Event("free", storage)
 
     def _delete_all_but(self, outputs: set[str]) -> Iterator[Event]:
-        """Free what is no output when the code returns. Inductor omits the lines that would free it just before."""
+        """Free all but the outputs when the code returns. Inductor omits the lines that would free them just before."""
         for storage in sorted(self._allocated):
             if self._variables[storage] and not self._variables[storage] & outputs:
                 yield Event("free", storage)

@@ -34,7 +34,7 @@ def is_backward_node(node: fx.Node) -> bool:
 
 
 def mark_backward(node: fx.Node) -> None:
-    """Marks a node as one of the backward: a recomputation is a copy of a node of the forward."""
+    """Marks a node as part of the backward. A recomputation is a copy of a node of the forward."""
     node.meta["partitioner_tag"] = "is_backward"
 
 

@@ -22,7 +22,7 @@ _PRECISIONS = {  # those that torch has under other names than the rest
 
 
 def reader(name: str, public: Callable[[], Any]) -> Callable[[], Any]:
-    """How to read a flag: the function of torch's own, without what a public one does around it, if there is that."""
+    """A function that reads a flag: torch's private one if it exists, because the public one does more."""
     function: Callable[[], Any] = getattr(torch._C, name, public)
     return function
 
@@ -34,9 +34,10 @@ def attribute_reader(owner: Any, name: str) -> Callable[[], Any]:
 
 
 def kernel_flags() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any]]]:
-    """The name, and how to read and to set it, of the precision of float32, first for many operations at once and then,
-    where torch has that, for each kind of them; that of sums in cuBLAS; and the order in which kernels of attention are
-    tried.
+    """Flags of kernels: name, reader and writer of each.
+
+    These are the precision of float32, for many operations at once and then, if torch has such flags, for each kind;
+    the precision of sums in cuBLAS; and the order in which attention kernels are tried.
     """
     cudnn = torch.backends.cudnn
     precision = reader("_get_float32_matmul_precision", torch.get_float32_matmul_precision)
@@ -62,7 +63,7 @@ def kernel_flags() -> Iterator[tuple[str, Callable[[], Any], Callable[[Any], Any
 def _unless_mixed(
     read: Callable[[], Any], write: Callable[[Any], Any]
 ) -> tuple[Callable[[], Any], Callable[[Any], None]]:
-    """A flag that torch refuses to read, once what it comprises was set one by one: it is left alone then."""
+    """A flag that is left alone if torch refuses to read it, because its parts were set one by one."""
 
     def known() -> Any:
         try:

@@ -15,7 +15,7 @@ from .compilers import _eval_frame
 
 @contextlib.contextmanager
 def function_mode_set_aside(mode: Any) -> Iterator[None]:
-    """Without a torch function mode, if it is the innermost one; with it, it only takes longer."""
+    """Removes the innermost torch function mode for the body, if it is this one, because it takes time."""
     innermost = getattr(torch.overrides, "_get_current_function_mode", None)
     if innermost is None or innermost() is not mode:
         yield
@@ -28,8 +28,9 @@ def function_mode_set_aside(mode: Any) -> Iterator[None]:
 
 
 class FunctionMode(torch.overrides.TorchFunctionMode):
-    """A function mode that is not there for code that torch.compile traces, as higher-order operators have their bodies
-    traced when they are called.
+    """A function mode that is inactive in code that torch.compile traces.
+
+    The bodies of higher-order operators are traced when they are called.
     """
 
     def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -85,15 +86,16 @@ _hides_modes = hasattr(torch.utils._python_dispatch.TorchDispatchMode, "_should_
 
 
 def without_dispatch_modes() -> contextlib.AbstractContextManager[Any]:
-    """Hides operators called inside from all dispatch modes; does nothing if torch has no way to."""
+    """Hides operators in the body from all dispatch modes, if torch can."""
     disabled = getattr(torch.utils._python_dispatch, "_disable_current_modes", None)
     return contextlib.nullcontext() if disabled is None else disabled()
 
 
 @contextlib.contextmanager
 def restoring_modes_on_failure() -> Iterator[None]:
-    """If the body fails, restores saved-tensor hooks and grad mode. An interrupt may come just as they change, outside
-    of torch's own `with` statements.
+    """Restores saved-tensor hooks and grad mode if the body fails.
+
+    An interrupt may come while they change, outside of torch's own `with` statements.
     """
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", lambda ignored: None)
     hooks, is_enabled = top(True), torch.is_grad_enabled()

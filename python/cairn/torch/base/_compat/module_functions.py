@@ -16,21 +16,20 @@ def is_convolution(module: Any) -> bool:
 
 
 def weights_are_cached() -> bool:
-    """Whether `torch.nn.utils.parametrize.cached()` is in force; False where torch does not say."""
+    """Whether `torch.nn.utils.parametrize.cached()` is active; False if torch does not say."""
     return bool(getattr(torch.nn.utils.parametrize, "_cache_enabled", False))
 
 
 def cached_weights() -> dict[tuple[int, str], torch.Tensor]:
-    """The cache of `parametrize.cached()` itself, by the identity of a module and a name; an empty dict if it is not
-    active.
-    """
+    """The cache of `parametrize.cached()` itself, by module identity and name. An empty dict if it is inactive."""
     cache: dict[tuple[int, str], torch.Tensor] = getattr(torch.nn.utils.parametrize, "_cache", {})
     return cache if weights_are_cached() else {}
 
 
 def caches_as(module: Any) -> int:
-    """The identity under which that cache has the weights of a module: of a copy, that of the module it was made from,
-    which the functions of its class have in their closures.
+    """The identity under which that cache has the weights of a module.
+
+    A copy of a module has that of the original, which the functions of its class refer to.
     """
     getters = [each.fget for each in vars(type(module)).values() if isinstance(each, property)]
     for function in [cell.cell_contents for each in getters for cell in getattr(each, "__closure__", None) or ()]:
@@ -42,7 +41,7 @@ def caches_as(module: Any) -> int:
 
 @contextlib.contextmanager
 def caching_weights(cache: dict[tuple[int, str], torch.Tensor] | None) -> Iterator[None]:
-    """`parametrize.cached()` is in force in the body, which finds these weights there; None: it is not in force."""
+    """`parametrize.cached()` is active in the body, with these weights in its cache. None: it is inactive."""
     places: Any = torch.nn.utils.parametrize
     if not hasattr(places, "_cache_enabled"):
         yield
@@ -57,9 +56,7 @@ def caching_weights(cache: dict[tuple[int, str], torch.Tensor] | None) -> Iterat
 
 @contextlib.contextmanager
 def intercepted_arguments(change: Callable[[Any], Any]) -> Iterator[None]:
-    """In the body, functions of `torch.autograd.Function` get what `change` makes of their arguments: no mode sees
-    them.
-    """
+    """In the body, functions of `torch.autograd.Function` get their arguments from `change`. No mode sees them."""
     base: Any = torch.autograd.Function
     before = vars(base)["apply"]
 

@@ -25,7 +25,7 @@ class AllocatorEvents:
         self._kineto: Any = None
 
     def start(self) -> None:
-        _quiet.begin()  # else it warns of each release of what was there before
+        _quiet.begin()  # else it warns of each release of memory that it has not seen allocated
         enable = getattr(torch._C._autograd, "_enable_profiler_legacy", None)
         if enable is None:
             self._kineto = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True)
@@ -61,7 +61,7 @@ LOG_ERRORS = 2
 
 
 def _set_log_level(level: int) -> int | None:
-    """Sets from where on torch's C++ side logs; returns what it was, None where it cannot be set."""
+    """Sets the log level of torch's C++ side. Returns the earlier one; None if it cannot be set."""
     try:
         library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
         current = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
@@ -72,7 +72,7 @@ def _set_log_level(level: int) -> int | None:
 
 
 class _Quiet:
-    """While recordings go on, in whatever threads, torch's C++ side logs errors only."""
+    """Torch's C++ side logs errors only, while any thread records."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,8 +96,9 @@ _quiet = _Quiet()
 
 
 class BeforeProfilers:
-    """While needed, in whatever threads, calls back before one of torch's profilers starts: there can be but one in a
-    thread, and that would be refused. Only as far as torch starts them in the ways that it is known to.
+    """Calls back before one of torch's profilers starts, while any thread needs it.
+
+    A thread can have one profiler only, and the second would be refused. Only the known ways to start one are seen.
     """
 
     def __init__(self, callback: Callable[[], None]) -> None:
@@ -160,7 +161,7 @@ def _kineto_events(profiler: Any, prefix: str) -> list[int | str]:
 
 
 def clear_workspaces() -> None:
-    """Gives back what cuBLAS keeps for its products; it takes it again when it needs it."""
+    """Frees the workspaces of cuBLAS, which allocates them again when it needs them."""
     clear = getattr(torch._C, "_cuda_clearCublasWorkspaces", None)
     if clear is not None:
         clear()

@@ -45,19 +45,19 @@ class StorageRef:
 
 
 def storage_uses(tensors: Iterable[torch.Tensor]) -> dict[int, float]:
-    """How many refer to the storage of each tensor, by storage; infinitely many where torch cannot say."""
+    """The number of references to the storage of each tensor, by storage; infinite if torch does not say."""
     count = getattr(torch._C, "_storage_Use_Count", lambda key: float("inf"))
     storages = [tensor.untyped_storage() for tensor in tensors]
     return {int(storage._cdata): float(count(storage._cdata)) for storage in storages}
 
 
 def neg_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor with its signs to be read the other way round, as the imaginary part of a conjugate has them."""
+    """A view of a tensor with the sign reversed, as the imaginary part of a conjugate is."""
     return torch._neg_view(tensor)
 
 
 class WriteDetector:
-    """Tells whether a tensor was written in place since, without keeping its storage, if it has one."""
+    """Shows whether a tensor was written in place since, without keeping its storage."""
 
     __slots__ = ("_alias", "_version")
 
@@ -74,7 +74,7 @@ class WriteDetector:
 
 
 def version(tensor: torch.Tensor) -> int:
-    """The number of in-place writes to the tensor's storage; 0 where torch does not count."""
+    """The number of in-place writes to the tensor's storage; 0 if torch does not count."""
     return 0 if tensor.is_inference() else int(tensor._version)
 
 

@@ -13,6 +13,8 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "solve/host_memory.h"
+
 typedef enum option_id {
     BUDGET,
     SOLVER,
@@ -408,12 +410,20 @@ cairn_status crn_options_resolve(const cairn_options *options, const cairn_probl
         .seed = value_or(values[SEED], 0),
         .threads = values[THREADS],
         .memory_limit_bytes = values[MEMORY_LIMIT],
+        .memory_bytes = crn_memory_there_is(),
         .minimize_memory = values[MINIMIZE] == 1,
         .objective_eq9 = values[OBJECTIVE] == 0,
         .objective_eq6 = values[OBJECTIVE] == 1,
     };
     memcpy(settings->solver, options->solver, sizeof(settings->solver));
     return resolve_machine(options, cairn_problem_info_of(problem)->machine, settings, error);
+}
+
+int64_t crn_memory_limit(const crn_settings *settings)
+{
+    if (settings->memory_limit_bytes != CAIRN_NONE)
+        return settings->memory_limit_bytes;
+    return (settings->memory_bytes > 0 ? settings->memory_bytes : crn_memory_there_is()) / 2;
 }
 
 cairn_status cairn_options_machine(const cairn_options *options, const cairn_problem *problem, cairn_machine *machine,

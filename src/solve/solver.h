@@ -32,7 +32,8 @@ typedef struct crn_settings {
     int64_t iterations;
     int64_t seed;
     int64_t threads;            /* CAIRN_NONE = all processors */
-    int64_t memory_limit_bytes; /* CAIRN_NONE = half of the machine's */
+    int64_t memory_limit_bytes; /* CAIRN_NONE = half of what there is */
+    int64_t memory_bytes;       /* what there is for the process; 0: it was not looked at yet */
     bool minimize_memory;
     bool objective_eq9; /* asked for; where neither is, brute-select takes this one */
     bool objective_eq6;
@@ -175,7 +176,7 @@ const crn_solver *crn_solver_find(const char *name);
 bool crn_task_is_past(const crn_task *task);
 /** Nanoseconds of a monotonic clock. */
 int64_t crn_clock_ns(void);
-/** What the settings let a solver allocate: half of the machine's memory where they say nothing. */
+/** What the settings let a solver allocate: half of the memory that there is for the process where they say nothing. */
 int64_t crn_memory_limit(const crn_settings *settings);
 /**
  * Whether to stop now: the deadline has passed, or poll asks for it. Cheap enough for an inner loop to call every few

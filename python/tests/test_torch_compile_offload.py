@@ -9,7 +9,6 @@ from cairn.torch.compiled import host_memory
 from cairn.torch.compiled.transfers import performed, without_transfers_of
 from cairn.torch.offloading.tiers import HostTier
 from torch import nn
-from torch._functorch import config as functorch_config
 from torch.nn import functional as F
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -167,7 +166,6 @@ def test_hooks_that_copy_saved_tensors_are_refused_by_name(offloading):
     model.zero_grad()
 
 
-@functorch_config.patch(donated_buffer=False)  # else torch refuses to keep a graph
 def test_three_optimizer_steps_by_a_saved_plan_are_bit_identical(offloading, tmp_path):
     offloading[3].save(tmp_path / "plan.json")
     plan = ct.CompiledPlan.load(tmp_path / "plan.json")

@@ -197,3 +197,35 @@ def test_forwards_of_several_graphs_that_wait_for_one_backward_are_a_warning():
     held += [waits(whole, [x]), waits(whole, [x, x])]
     assert [found for _, found in held] == [[3], [], [], [], [], [2]]
     assert not kept.requires_grad
+
+
+@pytest.mark.parametrize("regions", (False, True))
+def test_a_backward_may_be_repeated_with_eager_kernels(regions):
+    """As without compilation: operators that run one by one write into no saved tensor."""
+    torch.manual_seed(0)
+    model, x = numbered(), torch.randn(64, 32)
+    results = []
+    for compiled in (model, compiled_with(model, x, regions=regions)):
+        loss = squared(compiled(x))
+        loss.backward(retain_graph=True)
+        (2 * loss).backward()
+        results.append([parameter.grad for parameter in model.parameters()])
+        model.zero_grad()
+    assert all(map(torch.equal, *results))
+
+
+def test_what_compile_returned_is_compiled_again_for_another_budget():
+    model, x = Logging(), torch.randn(64, 32)
+    first = compiled_with(model, x, regions=False)
+    budget = ct.report(first).plans[0].peak_bytes + 2**20
+    again = compiled_with(first, x, budget, regions=False)
+    assert [*again.state_dict()] == [*first.state_dict()]
+    assert ct.report(again).plans[0].budget_bytes == budget
+    with pytest.raises(Unsupported, match=r"has compiled this Logging as a whole.*plan the model itself"):
+        ct.checkpoint(again, x, loss_fn=squared)
+
+
+def test_what_torch_compile_returned_is_refused_by_name():
+    model, x = numbered(), torch.randn(64, 32)
+    with pytest.raises(Unsupported, match=r"torch.compile has compiled this Sequential already: give the model itself"):
+        compiled_with(torch.compile(model), x)

@@ -256,3 +256,19 @@ def test_a_full_disk_is_an_error_before_the_step(tmp_path: Path, monkeypatch: py
                 train(other, loss_of)
         assert not differing(train(plain, loss_of, 1), train(other, loss_of, 1))
         assert not executor.notes
+
+
+def test_a_folder_that_is_not_there_is_refused_before_the_profile_and_when_a_plan_is_applied(tmp_path: Path) -> None:
+    """A profile of a large model takes minutes."""
+    model, seen = network(), list[Any]()
+    options: dict[str, Any] = {"host_budget": "1GiB", "link": "20GB/s", "tier": f"file:{tmp_path}/gone/"}
+    with pytest.raises(TierUnavailable, match=rf"there is no folder {tmp_path}/gone for offloading: No such file"):
+        ct.checkpoint(model, X, budget="1GiB", loss_fn=seen.append, **options)
+    assert not seen
+    profile = ct.profile(model, X, loss_fn=torch.sum, passes=1)
+    made = ct.plan(profile, ct.sweep(profile, 2, **options)[0].budget_bytes, **options)
+    with pytest.raises(TierUnavailable, match="there is no folder"):
+        ct.apply(model, made)
+    (tmp_path / "gone").mkdir()
+    with ct.apply(model, made):
+        model(X).sum().backward()

@@ -17,6 +17,7 @@ from .base.errors import PlanMismatch, warn
 from .compiled.compiled_model import CompiledReport, known
 from .handle import Handle, apply_by_shape, handle, refuse_compiled, replacing, set_aside
 from .monitor.watch import Watch
+from .offloading.tiers import check_tier_opens
 from .planning.arguments import (
     APPLY_OPTIONS,
     PLAN_OPTIONS,
@@ -117,6 +118,7 @@ def _applied(
     check_checkpoint(budget, {**options, "check_steps": check_steps, "strict": strict})
     refuse_compiled(model)
     to_profile, to_plan, left = sorted_options(options)
+    check_tier_opens(to_plan.get("tier", "host"))
     measured = profile(model, args, kwargs, **to_profile)
     made = plan_of_ranks(functools.partial(plan, measured, **to_plan), budget, ranks_of(model))
     left = {"on_shape_change": "replan", **left}

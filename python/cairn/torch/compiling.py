@@ -145,6 +145,7 @@ def compile(
     check_call(model, kwargs, loss_fn, args)
     check_optimizer(model, optimizer)
     refuse_distributed(model, "compile")
+    model = _inside(model)
     if known(model) is None:
         refuse_planned(model)
     request = Request(budget, kernels, gradients, holds_output, solver, time_limit, type(model).__name__)
@@ -186,6 +187,20 @@ def compile(
         resident_bytes = _resident_bytes(request, sample, device)
         compile_regions(sample, device, resident_bytes, by_block, reporter)
     return model
+
+
+def _inside(model: nn.Module) -> nn.Module:
+    """The model itself, where `compile` has returned this one. Raises Unsupported where torch.compile has."""
+    inside = _compat.compiled_inside(model)
+    if inside is None:
+        return model
+    if known(model) is None:
+        raise Unsupported(
+            f"torch.compile has compiled this {type(inside).__name__} already: give the model itself to "
+            "cairn.torch.compile, which takes the place of torch.compile, or name Cairn as its backend: "
+            "torch.compile(model, backend='cairn')"
+        )
+    return inside
 
 
 def _destination(

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from .base import memory
+from .base import _compat, memory
 from .base.errors import Unsupported
 from .base.patched_forward import PatchedForward
 from .compiled.compiled_model import known
 from .head.replacements import Replacements
+from .offloading.tiers import check_tier_opens
 from .planning.arguments import check_call, check_plan
 from .planning.shape_plans import ShapePlan, ShapePlans, Source
 from .reporting.report import Report, explain
@@ -149,6 +150,8 @@ def apply(
         The model cannot follow a plan.
     ValueError
         A plan is at work on the model already.
+    TierUnavailable
+        The plan offloads to a file that cannot be made.
 
     Examples
     --------
@@ -170,7 +173,13 @@ def refuse_planned(model: nn.Module) -> None:
 
 
 def refuse_compiled(model: nn.Module) -> None:
-    """Raises Unsupported where `compile` has compiled blocks of a model in place, by a plan of their own."""
+    """Raises Unsupported for what `compile` has returned, which follows a plan of its own."""
+    inside = _compat.compiled_inside(model)
+    if known(model) is not None and inside is not None:
+        raise Unsupported(
+            f"cairn.torch.compile has compiled this {type(inside).__name__} as a whole, by a plan of its own: plan the "
+            "model itself, or give it to cairn.torch.compile again, for another budget"
+        )
     if known(model) is not None:
         raise Unsupported(
             f"blocks of this {type(model).__name__} are compiled by cairn.torch.compile, whose plan is at work: plan "
@@ -231,6 +240,7 @@ def _plan_tier_of(plan: Plan, device: torch.device) -> PlanTier | None:
     """For a model on a device, which may be another one of those that the plan was made for."""
     if not plan.tier:
         return None
+    check_tier_opens(plan.tier)
     shared = bool(plan.problem["machine"]["shared_link"]) if plan.offloads else device.type == "cpu"
     return PlanTier(plan.tier, plan.host_budget_bytes, device, shared)
 

@@ -223,8 +223,9 @@ class FileTier(Tier):
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, before)
             raise TierUnavailable(
-                f"offloading needs {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) at {self._path}, where "
-                f"{_free_text(self._file)}: {error.strerror}",
+                f"offloading needs {format_bytes(capacity_bytes)} ({capacity_bytes} bytes) here, where "
+                f"{_free_text(self._file)}: {error.strerror}; give a folder on another disk (tier='file:PATH'), or a "
+                "smaller host_budget",
                 file=self._path,
             ) from error
 
@@ -232,14 +233,16 @@ class FileTier(Tier):
 def _nameless_file(given: str) -> int:
     """The descriptor of a new file in a folder, or beside a path. The file has no name any more."""
     path = Path(given)
-    if given.endswith("/") and not path.is_dir():
-        raise TierUnavailable(f"there is no folder {given} for files for offloading", file=given)
-    folder, prefix = (path, "cairn.") if path.is_dir() else (path.parent, path.name + ".")
+    is_folder = given.endswith("/") or path.is_dir()
+    folder, prefix = (path, "cairn.") if is_folder else (path.parent, path.name + ".")
+    if not folder.is_dir():
+        raise TierUnavailable(f"there is no folder {folder} for offloading: {os.strerror(errno.ENOENT)}", file=given)
     try:
         file, name = tempfile.mkstemp(prefix=prefix, dir=folder)
         os.unlink(name)
     except OSError as error:
-        raise TierUnavailable(f"no file for offloading can be made at {path}: {error}", file=str(path)) from error
+        why = f"no file for offloading can be made in the folder {folder}: {error.strerror}"
+        raise TierUnavailable(why, file=given) from error
     return file
 
 
@@ -256,6 +259,12 @@ def check_tier(where: Any) -> None:
     """Raises Unsupported if this names no tier."""
     if where != "host" and not (isinstance(where, str) and where.startswith(_FILE) and len(where) > len(_FILE)):
         raise Unsupported(f"tier={where!r}: the offload tier is 'host' or 'file:PATH'")
+
+
+def check_tier_opens(where: str) -> None:
+    """Raises TierUnavailable if this names a file that cannot be made, so that no first step finds out."""
+    if where.startswith(_FILE):
+        FileTier(where[len(_FILE) :], None).close()
 
 
 def open_tier(

@@ -96,7 +96,7 @@ def check_model(model: nn.Module) -> None:
     if compiled or _compat.is_compiled_function(model.forward):
         raise Unsupported(
             f"this {name} is compiled as a whole, and a plan works between its blocks: plan the model itself, with "
-            "torch.compile(block) in the place of each block"
+            "torch.compile(block) in the place of each block, or give the model itself to cairn.torch.compile"
         )
     for part_name, part in model.named_modules():
         if _compat.is_compiled_in_place(part):

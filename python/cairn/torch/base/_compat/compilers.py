@@ -16,7 +16,8 @@ from .fake_tensors import FakeMode
 
 def compiled_inside(module: torch.nn.Module) -> torch.nn.Module | None:
     """The module that `torch.compile` was given, if it made this one; else None."""
-    return module._modules.get("_orig_mod") if type(module).__name__ == "OptimizedModule" else None
+    is_optimized = any(kind.__name__ == "OptimizedModule" for kind in type(module).__mro__)
+    return module._modules.get("_orig_mod") if is_optimized else None
 
 
 def is_traced() -> bool:

@@ -35,10 +35,24 @@ def compiled_by_operators(module: fx.GraphModule, inputs: Sequence[Any], partiti
     from torch._dynamo.backends.common import aot_autograd
 
     def compiler(graph: fx.GraphModule, _: Any) -> Callable[[list[Any]], Any]:
+        _let_backwards_be_repeated()
         return boxed(graph)
 
     compiled: Callable[..., Any] = aot_autograd(fw_compiler=compiler, partition_fn=partition)(module, inputs)
     return compiled
+
+
+def _let_backwards_be_repeated() -> None:
+    """Tell AOTAutograd that the backward of the graph that is being compiled writes into no saved tensor.
+
+    It would refuse `retain_graph` otherwise. Only inductor's backwards write into them ("donated buffers").
+    """
+    from torch._guards import TracingContext
+
+    context = TracingContext.try_get()
+    donated = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None)
+    if donated:
+        donated.clear()  # in place: several objects have the list
 
 
 def boxed(module: fx.GraphModule) -> Callable[[list[Any]], Any]:

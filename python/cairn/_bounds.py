@@ -125,6 +125,10 @@ class Bound:
     least_lower_bytes: int | None
 
 
+#: Options that mean nothing to a bound, as on the command line.
+_OF_SOLVERS = ("solver", "iterations", "seed", "minimize", "objective")
+
+
 def bound(
     problem: Problem,
     budget: Size | None,
@@ -146,7 +150,7 @@ def bound(
     progress
         As in ``solve``.
     **options
-        Those of ``options()``.
+        Those of ``options()`` that do not belong to solvers, such as ``time_limit``.
 
     Returns
     -------
@@ -158,6 +162,9 @@ def bound(
     Error
         As ``solve``.
     """
+    for name in _OF_SOLVERS:
+        if name in options:
+            raise TypeError(f"bound takes no {name}: no solver is asked")
     chosen = chosen_options("auto", machine, options)
     chosen.set_budget(budget)
     result = _structs.Bound()

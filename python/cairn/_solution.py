@@ -137,10 +137,14 @@ class Solution:
         )
 
     def _infeasible_text(self) -> str:
-        budget = "without a limit" if self.budget_bytes is None else f"within {_size_text(self.budget_bytes)}"
+        budget = (
+            "without a limit"
+            if self.budget_bytes is None
+            else f"within {_exact_text(format_bytes(self.budget_bytes), self.budget_bytes)}"
+        )
         if self.least_bytes is None:
             return f"{self.solver} finds no schedule {budget}; {self.reason}"
-        least = f"{format_budget(self.least_bytes)} ({self.least_bytes} bytes)"
+        least = _exact_text(format_budget(self.least_bytes), self.least_bytes)
         if self.least_is_exact:
             return f"no schedule stays {budget}: the least that works is {least}"
         return f"{self.solver} finds no schedule {budget}: the least that it found is {least}"
@@ -162,8 +166,9 @@ class Solution:
         return reported(lib.cairn_report_answer, self.problem.pointer, schedule, ctypes.byref(info_of(self)))
 
 
-def _size_text(count: int) -> str:
-    return f"{format_bytes(count)} ({count} bytes)"
+def _exact_text(rounded: str, count: int) -> str:
+    """A size as text, and its bytes where the text rounds them."""
+    return f"{count} bytes" if count < 1024 else f"{rounded} ({count} bytes)"
 
 
 _NUMBERS = (

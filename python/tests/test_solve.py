@@ -108,6 +108,24 @@ def test_limits() -> None:
         cairn.limits(GPT2, budget="8GiB")
 
 
+@pytest.mark.parametrize("option", [{"solver": "chain-dp"}, {"seed": 1}, {"iterations": 5}, {"minimize": "memory"}])
+def test_a_bound_takes_no_options_of_solvers(option: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"bound takes no {next(iter(option))}: no solver is asked"):
+        cairn.bound(GPT2, "5GiB", **option)
+
+
+def test_small_sizes_are_told_once() -> None:
+    stage = cairn.Stage(4, saved_bytes=8, forward_ns=1, backward_ns=2)
+    chain = cairn.Chain([stage] * 3, input_bytes=4)
+    with pytest.raises(
+        cairn.InfeasibleBudget, match="^no schedule stays within 10 bytes: the least that works is 24 bytes$"
+    ):
+        cairn.solve(chain, 10).require()
+    wide = cairn.Chain([stage] * 3, input_bytes=2000)
+    with pytest.raises(cairn.InfeasibleBudget, match=r"within 1.95 KiB \(2000 bytes\): the least that works is"):
+        cairn.solve(wide, 2000).require()
+
+
 def test_bound() -> None:
     budget = in_between(GPT2)
     bound = cairn.bound(GPT2, budget)

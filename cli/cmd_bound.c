@@ -55,7 +55,7 @@ static cli_exit run(cli_call *call)
     else
         print_bound(&bound);
     tell_least(call, &bound, budget_bytes);
-    return result == CLI_FOUND && cli_was_interrupted() ? CLI_INTERRUPTED : result;
+    return result == CLI_FOUND ? cli_end_of_answer(CLI_FOUND) : result;
 }
 
 const cli_command cli_bound = {

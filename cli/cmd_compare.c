@@ -239,8 +239,8 @@ static cli_exit ask_all(cli_call *call, const budgets *at)
     if (result == CLI_INTERRUPTED && out.count == 0) {
         result = cli_fail_plainly(call, CAIRN_CANCELLED, "stopped before any answer");
     } else if (result == CLI_FOUND || result == CLI_INTERRUPTED) {
-        cli_exit printed = print_results(call, &out);
-        result = printed == CLI_FOUND ? result : printed;
+        result = print_results(call, &out);
+        result = result == CLI_FOUND ? cli_end_of_answer(CLI_FOUND) : result;
     }
     for (int i = 0; i < out.count; i++)
         cairn_info_clear(&out.infos[i]);

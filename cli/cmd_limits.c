@@ -44,7 +44,7 @@ static cli_exit run(cli_call *call)
         result = cli_print_json(call, limits_json(&limits));
     else
         print_limits(&limits);
-    return result == CLI_FOUND && cli_was_interrupted() ? CLI_INTERRUPTED : result;
+    return result == CLI_FOUND ? cli_end_of_answer(CLI_FOUND) : result;
 }
 
 const cli_command cli_limits = {

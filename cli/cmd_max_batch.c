@@ -99,9 +99,7 @@ static cli_exit run(cli_call *call)
         print_max_batch(call, batch, &found);
     if (result != CLI_FOUND)
         return result;
-    if (cli_was_interrupted())
-        return CLI_INTERRUPTED;
-    return found.batch == CAIRN_NONE ? CLI_NOT_FOUND : CLI_FOUND;
+    return cli_end_of_answer(found.batch == CAIRN_NONE ? CLI_NOT_FOUND : CLI_FOUND);
 }
 
 const cli_command cli_max_batch = {

@@ -39,10 +39,8 @@ static cli_exit hand_out(const cli_call *call, const cairn_info *info)
         result = print_answer(call, info);
     if (result != CLI_FOUND)
         return result;
-    if (cli_was_interrupted())
-        return CLI_INTERRUPTED;
-    return info->outcome == CAIRN_OUTCOME_OPTIMAL || info->outcome == CAIRN_OUTCOME_FEASIBLE ? CLI_FOUND
-                                                                                             : CLI_NOT_FOUND;
+    bool found = info->outcome == CAIRN_OUTCOME_OPTIMAL || info->outcome == CAIRN_OUTCOME_FEASIBLE;
+    return cli_end_of_answer(found ? CLI_FOUND : CLI_NOT_FOUND);
 }
 
 static cli_exit run(cli_call *call)

@@ -101,3 +101,11 @@ bool cli_was_interrupted(void)
 {
     return interrupted != 0;
 }
+
+cli_exit cli_end_of_answer(cli_exit result)
+{
+    if (!interrupted)
+        return result;
+    cli_note("interrupted: this is what was found by then; with more time it may be better");
+    return CLI_INTERRUPTED;
+}

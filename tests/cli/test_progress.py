@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 
+import pytest
 from cli_support import PROGRAM, chain, stage
 
 
@@ -67,6 +68,36 @@ def test_an_interrupt_before_the_first_of_all_solvers_has_answered_is_told(cairn
         assert json.loads(out)["error"]["code"] == "cancelled" and "stopped before any answer" in told
     else:
         assert '"makespan_ns"' in out
+
+
+@pytest.mark.parametrize("command", ["limits", "bound", "solve", "max-batch", "compare"])
+def test_an_interrupted_answer_is_told_to_be_one(cairn, command):
+    """Also where the numbers themselves do not show it."""
+    forward = [
+        {"cost_ns": 100 + 37 * v % 91, "bytes": 1000 + 131 * v % 977, "deps": [v - 1] * (v > 0)} for v in range(3000)
+    ]
+    backward = [
+        {"cost_ns": 200, "bytes": 1000 + 17 * v % 501, "deps": sorted({v - 1, 5999 - v})} for v in range(3000, 6000)
+    ]
+    problem = {"format": "cairn-graph", "version": 1, "nodes": forward + backward, "backward_begins_at": 3000}
+    cairn.file("p", json.dumps(problem))
+    options = {
+        "limits": [],
+        "compare": ["--budgets", "none,1MB", "--json"],
+        "max-batch": ["--budget", "10MB", "--batch", "8"],
+    }
+    words = [command, "p", *options.get(command, ["--budget", "3MB"])]
+    process = subprocess.Popen(
+        [PROGRAM, *words],
+        cwd=cairn.folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=mind_interrupts,
+    )  # fmt: skip
+    time.sleep(0.7)
+    process.send_signal(signal.SIGINT)
+    out, told = process.communicate(timeout=60)
+    if process.returncode == 130 and out:
+        assert "interrupted: this is what was found by then" in told
+    else:
+        assert "interrupted" not in told
 
 
 def test_an_interrupt_gives_the_best_answer_so_far(cairn):

@@ -199,3 +199,22 @@ def test_the_peak_is_as_predicted(kind: type[Base]) -> None:
     profile = ct.profile(model, x, loss_fn=loss_fn)
     plan = ct.plan(profile, ct.plan(profile, "1TiB").least_budget_bytes)
     assert ct.verify(model, plan, x, loss_fn=loss_fn).ok
+
+
+def test_a_step_in_evaluation_mode_warns_that_it_follows_no_plan(recwarn: pytest.WarningsRecorder) -> None:
+    model, x = made(StopGradient)
+    plan = ct.plan(ct.profile(model, x, loss_fn=torch.sum, passes=1), "1GiB")
+    with ct.apply(model, plan):
+        model.eval()
+        model(x)  # evaluation that forgets no_grad has no backward
+        assert not recwarn
+        with pytest.warns(UserWarning, match=r"StopGradient runs in evaluation mode.*Call model\.train\(\)"):
+            model(x).sum().backward()
+        model(x).sum().backward()  # once is enough
+        model.train()
+        model(x).sum().backward()
+    assert not [w for w in recwarn if "follows no plan" in str(w.message)]
+    in_eval = ct.plan(ct.profile(model.eval(), x, loss_fn=torch.sum, passes=1), "1GiB")
+    with ct.apply(model, in_eval):
+        model(x).sum().backward()
+    assert not [w for w in recwarn if "follows no plan" in str(w.message)]

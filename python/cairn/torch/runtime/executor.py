@@ -24,6 +24,7 @@ from ..base.choices import DETERMINISM_CHECKS
 from ..base.errors import PlanMismatch, Unsupported, warn
 from ..base.patched_forward import Handler, PatchedForward
 from ..base.stages import StageRef
+from ..base.tree import tensors_in
 from ..head.replacements import Replaced, Replacements
 from ..rerun_state.backend_flags import refuse_chosen_kernels
 from ..rerun_state.kv_caches import mark_caches, refuse_incomplete_caches, with_own_caches
@@ -152,7 +153,7 @@ class Executor:
         self._thread = _Thread()
         self._patches: list[weakref.ref[PatchedForward]] = []  # owned by the modules
         self._trace = Trace()
-        self._has_warned = self._has_warned_of_blocks = False
+        self._has_warned = self._has_warned_of_blocks = self._has_warned_of_mode = False
         devices = self.first.settings.devices if preserve_rng_state else ()
         self._checks = checks_for(next(iter(devices), None), determinism_check)
 
@@ -290,6 +291,15 @@ class Executor:
                 "forward is the step",
             )
 
+    def _notice_evaluation(self, output: Any) -> None:
+        """Warn once if a forward in evaluation mode, which follows no plan, gets a backward."""
+        model = self._model()
+        if self._has_warned_of_mode or self._in_eval or model is None or model.training or _compat.is_traced():
+            return
+        node = next((t.grad_fn for t in tensors_in(output) if t.grad_fn is not None), None)
+        if node is not None:
+            node.register_prehook(functools.partial(_warn_of_mode, weakref.ref(self), type(model).__name__))
+
     def _skipped(self, model: nn.Module) -> Iterator[nn.Module]:
         """Modules in the same lists as blocks that are not blocks: layers skipped at random in the sample step."""
         names = dict.fromkeys(name for name, _ in self.first.stage_of)
@@ -303,7 +313,9 @@ class Executor:
     def _run_model(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse_incomplete_caches((*args, *kwargs.values()))
         if not self._is_active():
-            return forward(*args, **kwargs)
+            output = forward(*args, **kwargs)
+            self._notice_evaluation(output)
+            return output
         self._refuse_surroundings()
         self._warn_of_own_checkpointing()
         self.check_recomputations(wait=False)
@@ -466,6 +478,18 @@ def _planned_blocks(
             block = SelectiveBlock(selective[stage], state, ref.name, handlers) if program.selective[stage] else None
             planned_blocks[stage] = PlannedBlock(str(ref), state, block, ref.name in kept)
     return planned_blocks
+
+
+def _warn_of_mode(executor: weakref.ref[Executor], name: str, _: Any) -> None:
+    """Warn once: the backward of a forward in evaluation mode begins."""
+    of = executor()
+    if of is not None and of.is_attached and not of._has_warned_of_mode:
+        of._has_warned_of_mode = True
+        warn(
+            f"a step of the planned {name} runs in evaluation mode, and its plan is for training mode: this step "
+            "follows no plan, and may take more than the budget. Call model.train() before the forward, or plan the "
+            "model in evaluation mode",
+        )
 
 
 def _chain(modules: Sequence[nn.Module], value: Any) -> Any:

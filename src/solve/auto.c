@@ -212,10 +212,11 @@ static cairn_status ask(search *s, const crn_task *part, crn_candidate *c, cairn
 static cairn_status ask_and_forgive(search *s, const crn_task *part, crn_candidate *c, cairn_error *error)
 {
     cairn_status status = ask(s, part, c, error);
-    add_name(s->asked, c->solver->info.name);
+    bool lacks_memory = status == CAIRN_NO_MEMORY || status == CAIRN_MEMORY_LIMIT;
+    add_name(lacks_memory ? s->left_out : s->asked, c->solver->info.name);
     if (status == CAIRN_CANCELLED)
         s->best->stopped_early = true;
-    if (status == CAIRN_CANCELLED || status == CAIRN_NO_MEMORY || status == CAIRN_MEMORY_LIMIT) {
+    if (status == CAIRN_CANCELLED || lacks_memory) {
         s->failed = status;
         close_candidate(s->task, c);
         return CAIRN_OK;

@@ -3,6 +3,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -285,6 +286,51 @@ static void limits_and_bounds(void **state)
     cairn_problem_free(problem);
 }
 
+/* Memory of which there is so much: a size_t that it counts down. */
+static void *resize_what_is_left(void *left, void *block, size_t old_size, size_t new_size)
+{
+    size_t *left_bytes = left;
+    if (new_size > old_size + *left_bytes)
+        return NULL;
+    void *moved = new_size > 0 ? realloc(block, new_size) : NULL;
+    if (new_size == 0)
+        free(block);
+    if (moved || new_size == 0)
+        *left_bytes += old_size - new_size;
+    return moved;
+}
+
+static void solvers_that_lack_memory_are_too_costly(void **state)
+{
+    (void)state;
+    enum { STAGES = 100 };
+    cairn_stage_option options[STAGES];
+    cairn_stage stages[STAGES];
+    for (int i = 0; i < STAGES; i++) {
+        options[i] = (cairn_stage_option){"", 3000 + 37 * i, 100 + i * i, 200 + i, 0, 0};
+        stages[i] = (cairn_stage){"", 1000 + 11 * i, 1000, 0, 100 + i * i, 0, false, 1, &options[i]};
+    }
+    cairn_chain chain = {1000, 1000, STAGES, stages};
+    cairn_problem *problem;
+    cairn_options *asked = options_of("auto", "100000");
+    cairn_info info;
+    size_t left_bytes = 16 << 20;
+    cairn_env env = {.allocator = {&left_bytes, resize_what_is_left}};
+    assert_int_equal(cairn_problem_new_chain(NULL, &chain, NULL, &problem, NULL), CAIRN_OK);
+    assert_int_equal(cairn_options_set(asked, "threads", "1", NULL), CAIRN_OK);
+    assert_int_equal(cairn_solve(&env, problem, asked, NULL, &info, NULL), CAIRN_OK);
+    assert_int_equal(info.outcome, CAIRN_OUTCOME_FEASIBLE);
+    char *costly = strstr(info.reason, "; too costly: ");
+    assert_non_null(costly);
+    assert_non_null(strstr(costly, "chain-exact"));
+    *costly = '\0';
+    assert_non_null(strstr(info.reason, "store-all"));
+    assert_null(strstr(info.reason, "chain-exact"));
+    cairn_info_clear(&info);
+    cairn_options_free(asked);
+    cairn_problem_free(problem);
+}
+
 static void solvers_say_what_they_take(void **state)
 {
     (void)state;
@@ -324,6 +370,7 @@ int main(void)
         cmocka_unit_test(an_overridden_machine_is_recorded),
         cmocka_unit_test(a_curve_equals_its_points),
         cmocka_unit_test(limits_and_bounds),
+        cmocka_unit_test(solvers_that_lack_memory_are_too_costly),
         cmocka_unit_test(solvers_say_what_they_take),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -20,7 +20,7 @@
 #ifndef CRN_CHAIN_FORWARD_H
 #define CRN_CHAIN_FORWARD_H
 
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 enum { CRN_WAYS_MAX = 12, CRN_SAVED_WAYS_MAX = 32 };
 

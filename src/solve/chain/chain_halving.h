@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 
 #include "solve/chain/chain_front.h"
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 enum { CRN_HALVING_LEVELS_MAX = 32, CRN_HALVING_DEPTH_MAX = 64 };
 

@@ -28,7 +28,7 @@
  * All numbers are multiplied by B * 2^20 and exact in 128 bits, and the quotient is rounded down: scaling all sizes or all
  * times changes nothing, and the best of a grid that does not depend on the budget never rises with it. O(n) time and memory.
  */
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 /* lambda in units of W / (B * 2^GRID_LOG2), up to 2^PRICE_LOG2 of them; W * B stays below 2^PRODUCT_LOG2. */
 enum { GRID_LOG2 = 20, PRICE_LOG2 = 27, PRODUCT_LOG2 = 96, STAGES_MAX = 1 << 17 };

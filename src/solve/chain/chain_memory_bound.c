@@ -30,7 +30,7 @@
  * so its pairs are of use only below alone(j)'s peak. Lists of pairs that grow too long are thinned by merging two into
  * one that beats both: the bound gets lower, and still holds. O(n) time for a bounded number of options.
  */
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 enum { PAIRS_MAX = 24 };
 

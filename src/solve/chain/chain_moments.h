@@ -30,7 +30,7 @@
 #ifndef CRN_CHAIN_MOMENTS_H
 #define CRN_CHAIN_MOMENTS_H
 
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 enum {
     CRN_MOMENTS_MAX = 73,

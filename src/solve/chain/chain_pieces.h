@@ -12,7 +12,7 @@
 #ifndef CRN_CHAIN_PIECES_H
 #define CRN_CHAIN_PIECES_H
 
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 enum { CRN_PIECE_RECOMPUTED = -1 };
 

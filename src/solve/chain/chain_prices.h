@@ -8,7 +8,7 @@
 #ifndef CRN_CHAIN_PRICES_H
 #define CRN_CHAIN_PRICES_H
 
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 /* Signed: differences of costs may be below 0. */
 __extension__ typedef __int128 crn_cost;

@@ -8,7 +8,7 @@
 #ifndef CRN_CUTS_H
 #define CRN_CUTS_H
 
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 /** ends[i] is the last stage of segment i, kept[i] whether it is stored; the last one is in any case. */
 typedef struct crn_cuts {

@@ -26,7 +26,7 @@
  */
 #include "solve/chain/revolve.h"
 
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 enum { ALL_MAX = 2048 };
 

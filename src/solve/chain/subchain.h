@@ -9,7 +9,7 @@
 #ifndef CRN_SUBCHAIN_H
 #define CRN_SUBCHAIN_H
 
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 typedef struct crn_subchains {
     int32_t n;

@@ -31,7 +31,7 @@ typedef struct way {
 
 static const cairn_stage *stage_of(const crn_link_program *p, int32_t l)
 {
-    return &p->chain->stages[l - 1];
+    return crn_stage(&p->model, l);
 }
 
 static int32_t capped(const crn_link_program *p, int64_t slots)
@@ -48,18 +48,7 @@ static int32_t slots_needed(const crn_link_program *p, int64_t bytes)
 /* What the input of stage s takes. */
 static int32_t slots_taken(const crn_link_program *p, int32_t s, int32_t kind)
 {
-    return p->taken[(size_t)kind * (size_t)(p->chain->stage_count + 1) + (size_t)s - 1];
-}
-
-static int64_t gradient_bytes(const crn_link_program *p, int32_t l)
-{
-    return l > 0 ? stage_of(p, l)->grad_bytes : p->chain->input_grad_bytes;
-}
-
-/* While the segment's forwards run, or those of earlier ones. */
-static int64_t base_bytes(const crn_link_program *p, int32_t t)
-{
-    return crn_add_saturating(gradient_bytes(p, t), p->later_bytes[t]);
+    return p->taken[(size_t)kind * (size_t)(p->model.n + 1) + (size_t)s - 1];
 }
 
 static int64_t input_bytes(const crn_link_program *p, int32_t s, int32_t kind)
@@ -81,7 +70,7 @@ static bool has_kind(const crn_link_program *p, int32_t s, int32_t kind)
  */
 static void round_sizes(crn_link_program *p)
 {
-    int32_t n = p->chain->stage_count;
+    int32_t n = p->model.n;
     for (int32_t kind = 0; kind < p->kinds; kind++) {
         int32_t *taken = p->taken + (size_t)kind * (size_t)(n + 1);
         int64_t rest = p->terms.rounds_up ? 0 : p->slot_bytes / 2; /* of the stages before, beyond what they take */
@@ -122,30 +111,21 @@ static float price_of_input(const crn_link_program *p, int32_t s, int32_t kind)
 /* To save a stage in a segment that ends with t, and to go back. */
 static int64_t bytes_to_save(const crn_link_program *p, int32_t s, int32_t t, int32_t k)
 {
-    const cairn_stage *stage = stage_of(p, s);
-    const cairn_stage_option *option = &stage->options[k];
-    int64_t forward = crn_add_saturating(base_bytes(p, t), crn_max(0, option->forward_workspace_bytes));
-    int64_t made = crn_add_saturating(gradient_bytes(p, s - 1), stage->weight_grad_bytes);
-    int64_t backward =
-        crn_add_saturating(base_bytes(p, s), crn_max(0, crn_add_saturating(made, option->backward_workspace_bytes)));
-    int64_t needed = crn_add_saturating(option->saved_bytes, crn_max(forward, backward));
-    return s == 1 ? crn_max(needed, base_bytes(p, 0)) : needed; /* what is left at the end */
+    const cairn_stage_option *option = &stage_of(p, s)->options[k];
+    return crn_max(p->model.base[t] + crn_save_bytes(option), crn_backward_bytes(&p->model, s, option));
 }
 
 /* The first forward of a segment keeps its input, the others drop theirs. */
 static int64_t bytes_to_forward(const crn_link_program *p, int32_t s, int32_t l, int32_t t)
 {
-    const cairn_stage *stage = stage_of(p, l);
-    int64_t before = l > s ? stage_of(p, l - 1)->output_bytes : 0, made = stage->output_bytes;
-    int64_t during = crn_add_saturating(crn_add_saturating(before, made), stage->forward_only_workspace_bytes);
-    return crn_add_saturating(base_bytes(p, t), crn_max(during, crn_max(before, made)));
+    return p->model.base[t] + (l > s ? crn_drop_bytes(&p->model, l) : crn_keep_bytes(stage_of(p, l)));
 }
 
 /* ---- the table ---- */
 
 static float *row_of(const crn_link_program *p, int32_t kind, int32_t s, int32_t t)
 {
-    size_t segments = (size_t)p->chain->stage_count * ((size_t)p->chain->stage_count + 1) / 2;
+    size_t segments = (size_t)p->model.n * ((size_t)p->model.n + 1) / 2;
     size_t segment = (size_t)t * ((size_t)t - 1) / 2 + (size_t)s - 1;
     return p->table + ((size_t)kind * segments + segment) * ((size_t)p->slots + 1);
 }
@@ -323,7 +303,7 @@ static cairn_status emit(crn_link_program *p, cairn_builder *builder, cairn_erro
 {
     int32_t depth = 0;
     p->made = 0;
-    p->stack[depth++] = (crn_link_frame){false, 1, p->chain->stage_count, p->room, 0, -1};
+    p->stack[depth++] = (crn_link_frame){false, 1, p->model.n, p->room, 0, -1};
     while (depth > 0) {
         crn_link_frame f = p->stack[--depth];
         CRN_TRY(emit_frame(p, f, &depth, builder, error));
@@ -389,37 +369,33 @@ cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, cr
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     size_t n = (size_t)chain->stage_count;
     crn_link_program *p = program;
-    *p = (crn_link_program){.chain = chain,
-                            .machine = task->machine,
+    *p = (crn_link_program){.machine = task->machine,
                             .slots = slots_of(task, chain),
                             .kinds = kinds_of(chain),
                             .allocator = crn_allocator(task->env)};
-    p->room_bytes = budget_bytes - cairn_problem_info_of(task->problem)->fixed_bytes - chain->input_bytes;
+    crn_arena_init(&p->arena, p->allocator);
+    CRN_TRY(crn_chain_model_init(&p->model, task, error));
+    p->room_bytes = budget_bytes - p->model.always_bytes;
     p->fits = p->room_bytes >= 0;
     p->slot_bytes = crn_max(1, p->room_bytes / p->slots + (p->room_bytes % p->slots > 0));
     p->slots = slots_needed(p, p->room_bytes) < p->slots ? slots_needed(p, p->room_bytes) : p->slots;
-    crn_arena_init(&p->arena, p->allocator);
-    p->later_bytes = crn_arena_alloc_zero(&p->arena, n + 1, sizeof(*p->later_bytes));
     p->stack = crn_arena_alloc(&p->arena, n + 2, sizeof(*p->stack));
     p->taken = crn_arena_alloc(&p->arena, (size_t)p->kinds * (n + 1), sizeof(*p->taken));
     p->table = crn_arena_alloc(&p->arena, (size_t)rows_of(chain) * ((size_t)p->slots + 1), sizeof(*p->table));
-    if (!p->later_bytes || !p->stack || !p->taken || !p->table)
-        return crn_no_memory(error);
-    for (int32_t l = chain->stage_count - 1; l >= 0; l--)
-        p->later_bytes[l] = crn_add_saturating(p->later_bytes[l + 1], stage_of(p, l + 1)->weight_grad_bytes);
-    return CAIRN_OK;
+    return p->stack && p->taken && p->table ? CAIRN_OK : crn_no_memory(error);
 }
 
 void crn_link_program_free(crn_link_program *program)
 {
     crn_free(&program->allocator, program->goes, program->goes_capacity, sizeof(*program->goes));
+    crn_chain_model_clear(&program->model);
     crn_arena_clear(&program->arena);
 }
 
 cairn_status crn_link_program_solve(crn_link_program *program, const crn_task *task, crn_link_terms terms,
                                     cairn_builder *builder, bool *found, cairn_error *error)
 {
-    int32_t n = program->chain->stage_count;
+    int32_t n = program->model.n;
     *found = false;
     if (!program->fits)
         return CAIRN_OK;

@@ -19,7 +19,7 @@
 #ifndef CRN_CHAIN_LINK_PROGRAM_H
 #define CRN_CHAIN_LINK_PROGRAM_H
 
-#include "solve/solver.h"
+#include "solve/chain_model.h"
 
 /** What a list is the best for. */
 typedef struct crn_link_terms {
@@ -30,7 +30,7 @@ typedef struct crn_link_terms {
 } crn_link_terms;
 
 typedef struct crn_link_program {
-    const cairn_chain *chain;
+    crn_chain_model model;
     const cairn_machine *machine;
     crn_arena arena;
     bool fits;          /* the budget holds what is always there, */
@@ -41,7 +41,6 @@ typedef struct crn_link_program {
     crn_link_terms terms;
     int32_t *taken;               /* slots: by kind, of what stages 0 to n make */
     float *table;                 /* by kind, segment and slot */
-    int64_t *later_bytes;         /* of a stage: weight gradients of those after it */
     struct crn_link_frame *stack; /* scratch: what is still to be emitted */
     cairn_allocator allocator;
     bool *goes; /* of a computation of the list: what it makes is offloaded, in one of its waits at least */

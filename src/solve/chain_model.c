@@ -1,4 +1,4 @@
-#include "solve/chain/chain_model.h"
+#include "solve/chain_model.h"
 
 static void fill(crn_chain_model *model)
 {

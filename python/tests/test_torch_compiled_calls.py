@@ -1,6 +1,8 @@
 """Calls of compiled models and blocks: Dynamo's settings hold around each, and its errors are named."""
 
+import copy
 import logging
+import pickle
 import warnings
 
 import cairn.torch as ct
@@ -223,6 +225,16 @@ def test_what_compile_returned_is_compiled_again_for_another_budget():
     assert ct.report(again).plans[0].budget_bytes == budget
     with pytest.raises(Unsupported, match=r"has compiled this Logging as a whole.*plan the model itself"):
         ct.checkpoint(again, x, loss_fn=squared)
+
+
+def test_a_compiled_model_is_copied_and_its_pickle_is_refused_by_name():
+    model, x = Logging(), torch.randn(64, 32)
+    compiled = compiled_with(model, x, regions=False)
+    for copied in (copy.copy(compiled), copy.deepcopy(compiled)):
+        assert torch.equal(copied(x), compiled(x))
+    with pytest.raises(pickle.PicklingError, match="pickle the model that it was given"):
+        pickle.dumps(compiled)
+    compiled.load_state_dict(pickle.loads(pickle.dumps(compiled.state_dict())))
 
 
 def test_what_torch_compile_returned_is_refused_by_name():

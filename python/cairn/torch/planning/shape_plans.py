@@ -299,7 +299,7 @@ class ShapePlans:
         return PlanMismatch(
             f"the plan was made for inputs {', '.join(self.current.shapes)}; this step has {', '.join(actual)}"
             f"{self._other_arguments(args, kwargs)}, which may need more memory{why}: plan for the largest step that "
-            "you train with"
+            "you train with, or pass on_shape_change='nearest' (exact, but perhaps over the budget)"
         )
 
     def _other_arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:

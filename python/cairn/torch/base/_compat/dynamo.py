@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import logging
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -111,8 +113,20 @@ def _wrapped_module_type() -> type:
     class WrappedModule(OptimizedModule):
         """A compiled module with a wrapper around its calls. A copy of the module has a copy of the wrapper."""
 
+        def __copy__(self) -> Any:
+            return _wrapped_again(*self._parts())
+
+        def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+            return _wrapped_again(*copy.deepcopy(self._parts(), memo))
+
+        def _parts(self) -> tuple[Any, Any, Any]:
+            return self._orig_mod, self.dynamo_ctx, self.__dict__["wrapper"]
+
         def __reduce__(self) -> Any:
-            return _wrapped_again, (self._orig_mod, self.dynamo_ctx, self.__dict__["wrapper"])
+            raise pickle.PicklingError(
+                "a model that cairn.torch.compile returned cannot be pickled with its plan: pickle the model that it "
+                "was given (or model.state_dict()), and compile that again"
+            )
 
     return WrappedModule
 

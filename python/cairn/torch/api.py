@@ -120,21 +120,20 @@ def _applied(
     to_profile, to_plan, left = sorted_options(options)
     check_tier_opens(to_plan.get("tier", "host"))
     measured = profile(model, args, kwargs, **to_profile)
-    made = plan_of_ranks(functools.partial(plan, measured, **to_plan), budget, ranks_of(model))
+    first_plan = plan_of_ranks(functools.partial(plan, measured, **to_plan), budget, ranks_of(model))
     left = {"on_shape_change": "replan", **left}
     again_as: dict[str, Any] = {name: to_profile[name] for name in REPROFILING_OPTIONS if name in to_profile}
     again_as["progress"] = to_profile.get("progress") or False  # no line among what a training loop prints
 
     def again(*args: Any, **others: Any) -> Profile:
         """Holds no optimizer: a training loop may make another one, and the state of the first goes with it."""
-        made = profile(*args, **{**others, **again_as})
-        return made.with_optimizer_of(measured)
+        return profile(*args, **{**others, **again_as}).with_optimizer_of(measured)
 
-    asked = budget if isinstance(budget, Budget) else Budget()
-    limit = dataclasses.replace(asked, total=made.budget_bytes)
+    given = budget if isinstance(budget, Budget) else Budget()
+    limit = dataclasses.replace(given, total=first_plan.budget_bytes)
     source = Source(again, functools.partial(plan, budget=limit, **to_plan), measured)
     with replacing(model):
-        applied = apply_by_shape(model, made, source, **left)
+        applied = apply_by_shape(model, first_plan, source, **left)
     shapes = weakref.ref(applied.shapes)
 
     def plan_again(missed: Plan, by_bytes: int) -> None:

@@ -261,16 +261,16 @@ class _Search:
 
     def _judge(self, batch: int) -> None:
         try:
-            made = self._steps.profiled(batch)
+            profile = self._steps.profiled(batch)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
             self._judged[batch] = _Judged(None, None, BUDGET, error.with_traceback(None))
             return
         if all(entry.profile is None for entry in self._judged.values()):
-            self._resolve(made)
+            self._resolve(profile)
         self._steps.reporter.begin(f"batch {batch}: planning")
-        self._judged[batch] = self._verdict(made.corrected(self._miss_bytes))
+        self._judged[batch] = self._verdict(profile.corrected(self._miss_bytes))
 
     def _resolve(self, sample: Profile) -> None:
         """Turns the budget into bytes and measures the link to the tier, once for all batches."""
@@ -313,9 +313,9 @@ class _Search:
             self._steps.reporter.begin(f"predicting batch {batch}")
             by = batch / base
             growth = Growth(by ** (2 - power), by ** (power - 1))  # all together, by and by**power
-            made = self._verdict(scaled(known[base], growth, known[base].fingerprint["inputs"]))
-            self._limit = made.limit or self._limit
-            return made.plan is not None
+            tried = self._verdict(scaled(known[base], growth, known[base].fingerprint["inputs"]))
+            self._limit = tried.limit or self._limit
+            return tried.plan is not None
 
         top, step = low, 1 + low // EXACT_UP_TO
         while top + step < high and fits(top + step):
@@ -347,18 +347,18 @@ class _Search:
 
     def _too_slow(self, task: Task) -> InfeasibleBudget:
         """A batch of 1 fits, but takes more extra time than it may; the error names a budget that works."""
-        made, limit = task.plan(self._budget), self._extra_time or 0.0
+        plan, limit = task.plan(self._budget), self._extra_time or 0.0
         plans: Sequence[Any] = task.plans(task.even_budgets(BUDGETS_TRIED))
-        fast = [plan.budget_bytes for plan in plans if isinstance(plan, Plan) and plan.overhead <= limit]
-        works = min(fast, default=made.plain_peak_bytes + made.reserve_bytes)
-        at = made.peak_moment()
+        fast = [each.budget_bytes for each in plans if isinstance(each, Plan) and each.overhead <= limit]
+        works = min(fast, default=plan.plain_peak_bytes + plan.reserve_bytes)
+        at = plan.peak_moment()
         parts = {part.name: part.bytes for part in at.parts}
         error = InfeasibleBudget(
-            f"a batch of 1 fits in {format_bytes(made.budget_bytes)} with {100 * made.overhead:.1f} % extra time, and "
+            f"a batch of 1 fits in {format_bytes(plan.budget_bytes)} with {100 * plan.overhead:.1f} % extra time, and "
             f"extra_time={limit} allows less; {format_budget(works)} ({works} bytes) do",
-            budget_bytes=made.budget_bytes,
+            budget_bytes=plan.budget_bytes,
             least_bytes=works,
         )
-        error.reserve_bytes, error.composition = made.reserve_bytes, parts
+        error.reserve_bytes, error.composition = plan.reserve_bytes, parts
         error.peak_at, error.blocking = at.text, at.text
         return error

@@ -242,11 +242,11 @@ def backend(module: torch.fx.GraphModule, inputs: Sequence[Any], *, options: Any
     a budget that works: Dynamo would wrap an error that is raised here.
     """
     try:
-        made = Backend(_request_of(options, others, inputs))
+        backend = Backend(_request_of(options, others, inputs))
     except Exception as error:
         return raising(error)
-    made.is_of_one_graph = True
-    return made(module, inputs)
+    backend.is_of_one_graph = True
+    return backend(module, inputs)
 
 
 def _request_of(options: Any, others: Mapping[str, Any], inputs: Sequence[Any]) -> Request:
@@ -316,26 +316,26 @@ def _compiled(
             request.kernels != "eager"
         )  # their graphs take what is predicted: only the step is measured
         compiled = compiled_with(backend, model, request.kernels)
-        made = CompiledModel(model, compiled, sample, device)
-        made.backend, made.resident_bytes = backend, _resident_bytes(request, sample, device)
-        made.optimizer_peak_bytes = request.optimizer_peak_bytes
-        measured = made.prepared_step()
+        compiled_model = CompiledModel(model, compiled, sample, device)
+        compiled_model.backend, compiled_model.resident_bytes = backend, _resident_bytes(request, sample, device)
+        compiled_model.optimizer_peak_bytes = request.optimizer_peak_bytes
+        measured = compiled_model.prepared_step()
         if backend.plans and measured.peak_bytes > backend.plans[-1].budget_bytes:
-            measured = made.compiled_step()  # a first call may allocate memory that stays
+            measured = compiled_model.compiled_step()  # a first call may allocate memory that stays
         backend.measures_graphs = True  # graphs of other shapes, later
         if not backend.plans:
             raise Unsupported("the captured graph has no backward: does the model's output need gradients?")
         plan = backend.plans[-1]
-        peak = max(measured.peak_bytes, made.optimizer_peak_bytes)
+        peak = max(measured.peak_bytes, compiled_model.optimizer_peak_bytes)
         peaks.append(peak)
         if peak <= plan.budget_bytes:
             is_compared = prove and request.kernels == "eager"
-            plain = made.plain_step_to_compare(is_compared, plan.plain_peak_bytes, reporter)
-            found = None if plain is None else differences(plain, measured)
-            if found:
-                _explain(found, made, measured)
+            plain = compiled_model.plain_step_to_compare(is_compared, plan.plain_peak_bytes, reporter)
+            differing = None if plain is None else differences(plain, measured)
+            if differing:
+                _explain(differing, compiled_model, measured)
             last = dataclasses.replace(plan, measured_peak_bytes=peak)
-            made.make_report((*backend.plans[:-1], last), None, measured, peak, plain, found)
+            compiled_model.make_report((*backend.plans[:-1], last), None, measured, peak, plain, differing)
             return compiled
         if request.plan is not None:
             raise BudgetExceeded.of_given_plan(peak, plan.budget_bytes)
@@ -345,7 +345,7 @@ def _compiled(
     raise InfeasibleBudget.of_measured_step(plan.budget_bytes, peaks, reserve, parts, plan.peak_at, request.remedy)
 
 
-def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) -> None:
+def _explain(differing: Sequence[str], compiled_model: CompiledModel, measured: StepResult) -> None:
     """Warns where torch's capture is what makes the difference; raises where it is the plan.
 
     A model may take another branch while it is captured: those of transformers make other attention masks then. And
@@ -355,13 +355,13 @@ def _explain(found: Sequence[str], made: CompiledModel, measured: StepResult) ->
     def without_plan(module: Any, inputs: Any) -> Any:
         return _compat.compiled_without_plan(module, inputs)
 
-    captured: Any = torch.compile(made.model, backend=without_plan, fullgraph=True, dynamic=False)
+    captured: Any = torch.compile(compiled_model.model, backend=without_plan, fullgraph=True, dynamic=False)
     with _compat.capture_settings():
-        made.step(captured, may_compile=True)
-        reference = made.step(captured)
+        compiled_model.step(captured, may_compile=True)
+        reference = compiled_model.step(captured)
     if differences(reference, measured):
-        raise VerificationFailed(f"the compiled step is not that of the model: {'; '.join(found)}")
-    warn_of_capture(found)
+        raise VerificationFailed(f"the compiled step is not that of the model: {'; '.join(differing)}")
+    warn_of_capture(differing)
 
 
 def _measure_around(request: Request, sample: Sample, device: torch.device, optimizer: OptimizerMemory) -> None:

@@ -103,16 +103,16 @@ class RegionModel(CompiledModel):
         """
         if not self.sample.ranks:
             return self._own_plan(miss_bytes)
-        made: Any = None
+        plan: Any = None
         if self.sample.ranks.is_first():
             try:
-                made = self._own_plan(miss_bytes)
+                plan = self._own_plan(miss_bytes)
             except Exception as error:  # which all ranks raise
-                made = error.with_traceback(None)
-        made = self.sample.ranks.of_first(made)
-        if isinstance(made, Exception):
-            raise made
-        return made
+                plan = error.with_traceback(None)
+        plan = self.sample.ranks.of_first(plan)
+        if isinstance(plan, Exception):
+            raise plan
+        return plan
 
     def _own_plan(self, miss_bytes: int) -> tuple[Plan, dict[str, Level]]:
         """The plan by this process's own measurements."""
@@ -139,21 +139,21 @@ class RegionModel(CompiledModel):
         request, failures = self.request, []
         assert request is not None
         for runs_once in (True, False) if request.to is None else (False,):
-            [made] = self.task(miss_bytes, runs_once=runs_once).plans([request.budget])
-            if isinstance(made, Plan):
-                return made, runs_once
-            failures.append(made)
+            [plan] = self.task(miss_bytes, runs_once=runs_once).plans([request.budget])
+            if isinstance(plan, Plan):
+                return plan, runs_once
+            failures.append(plan)
         raise min(failures, key=lambda failure: failure.least_bytes or 0)
 
     def plans(self, wanted: int | Sequence[Any]) -> list[Plan | InfeasibleBudget]:
         """Plans for budgets, or for a number of them between the least that works and that of keeping everything."""
         task = self.task()
         budgets = task.even_budgets(wanted) if isinstance(wanted, int) else wanted
-        found = task.plans(budgets)
+        plans = task.plans(budgets)
         if task.to is not None:
-            return found
+            return plans
         once = self.task(runs_once=True).plans(budgets)
-        return [other if isinstance(plan, InfeasibleBudget) else plan for plan, other in zip(once, found, strict=True)]
+        return [other if isinstance(plan, InfeasibleBudget) else plan for plan, other in zip(once, plans, strict=True)]
 
     def follow(self, plan: Plan, levels: Mapping[str, Level]) -> None:
         """Make the model's steps follow a plan."""
@@ -263,30 +263,30 @@ class RegionModel(CompiledModel):
         Ranks whose step takes more than the budget measure it again: a buffer that gloo frees in a thread of its own
         is counted as if it stayed, in some steps.
         """
-        made = [self._step_and_peak()]
-        while self.sample.ranks and made[-1][1] > budget_bytes and len(made) < MEASUREMENTS:
-            made.append(self._step_and_peak())
-        return min(made, key=lambda step: step[1])
+        steps = [self._step_and_peak()]
+        while self.sample.ranks and steps[-1][1] > budget_bytes and len(steps) < MEASUREMENTS:
+            steps.append(self._step_and_peak())
+        return min(steps, key=lambda step: step[1])
 
     def _step_and_peak(self) -> tuple[StepResult, int]:
         measured = self.settled_step()
         return measured, self.sample.ranks.largest(max(measured.peak_bytes, self.optimizer_peak_bytes))
 
-    def follow_plan(self, made: RegionPlan, request: RegionRequest, reporter: Any) -> None:
+    def follow_plan(self, plan: RegionPlan, request: RegionRequest, reporter: Any) -> None:
         """Follow a plan that was made before, and measure the step."""
         reporter.begin("compiling blocks by the plan, and measuring the step")
-        self.request, self.profile = request, made.profile
-        self.optimizer_peak_bytes = max(made.plan.optimizer_peak_bytes, request.optimizer_peak_bytes)
-        self.follow(made.plan, made.levels)
-        measured, peak = self._measured(made.budget_bytes)
+        self.request, self.profile = request, plan.profile
+        self.optimizer_peak_bytes = max(plan.plan.optimizer_peak_bytes, request.optimizer_peak_bytes)
+        self.follow(plan.plan, plan.levels)
+        measured, peak = self._measured(plan.budget_bytes)
         if missed := self.sample.ranks.largest(self.regions.partitions.missed):
             raise PlanMismatch(
                 f"the plan was made for other blocks: {missed} of their graphs are not those of the plan; compile with "
                 "a budget again"
             )
-        if peak > made.budget_bytes:
-            raise BudgetExceeded.of_given_plan(peak, made.budget_bytes)
-        self._explain(made.plan, dict(made.levels), measured, peak, request, reporter)
+        if peak > plan.budget_bytes:
+            raise BudgetExceeded.of_given_plan(peak, plan.budget_bytes)
+        self._explain(plan.plan, dict(plan.levels), measured, peak, request, reporter)
 
     def _explain(
         self,
@@ -300,11 +300,11 @@ class RegionModel(CompiledModel):
         """Compares with the step without compilation, and makes the report."""
         is_compared = request.prove and request.kernels == "eager"
         plain = self.plain_step_to_compare(is_compared, plan.plain_peak_bytes, reporter)
-        found = None if plain is None else differences(plain, measured)
-        if self.sample.ranks.largest(len(found or ())):
-            self._refuse_or_warn(found or (), measured)
+        differing = None if plain is None else differences(plain, measured)
+        if self.sample.ranks.largest(len(differing or ())):
+            self._refuse_or_warn(differing or (), measured)
         assert self.profile is not None
-        made = RegionPlan(
+        region_plan = RegionPlan(
             plan,
             levels,
             request.kernels,
@@ -315,9 +315,9 @@ class RegionModel(CompiledModel):
             peak,
             tuple(_notes(self.regions)),
         )
-        self.make_report((), made, measured, peak, plain, found)
+        self.make_report((), region_plan, measured, peak, plain, differing)
 
-    def _refuse_or_warn(self, found: Sequence[str], measured: StepResult) -> None:
+    def _refuse_or_warn(self, differing: Sequence[str], measured: StepResult) -> None:
         """Warn where torch's capture makes the difference, and raise where the plan does."""
         levels = {name: region.code.backend.levels[region.option] for name, region in self.regions.items()}
         with set_aside(self.model):
@@ -328,20 +328,20 @@ class RegionModel(CompiledModel):
                 self.regions.set_levels(levels)
         wrong = differences(reference, measured)
         if self.sample.ranks.largest(len(wrong)):
-            described = "; ".join(wrong or found) or "on another rank"
+            described = "; ".join(wrong or differing) or "on another rank"
             raise VerificationFailed(f"the step with compiled blocks is not that of the model: {described}")
-        if found:
-            warn_of_capture(found)
+        if differing:
+            warn_of_capture(differing)
 
     def settled_step(self) -> StepResult:
         """One step in which nothing is compiled."""
         changed = 1
         while changed:
             before = self.regions.compilations
-            found = self.compiled_step(may_compile=True)
+            measured = self.compiled_step(may_compile=True)
             changed = self.sample.ranks.largest(self.regions.compilations - before)
-        is_missing = self.sample.ranks.largest(int(found.peak_bytes == self.resident_bytes))
-        return self.compiled_step() if is_missing else found
+        is_missing = self.sample.ranks.largest(int(measured.peak_bytes == self.resident_bytes))
+        return self.compiled_step() if is_missing else measured
 
 
 @dataclasses.dataclass(frozen=True)
@@ -397,28 +397,28 @@ def compile_regions(
             return
         replaced = before.removed()
     regions = Regions(model, request.kernels, device, () if plan is None else plan.partitions)
-    made = RegionModel(model, regions, sample, device)
-    made.use(sample, resident_bytes)
-    made.request = request
+    compiled = RegionModel(model, regions, sample, device)
+    compiled.use(sample, resident_bytes)
+    compiled.request = request
     with replaced:
-        _install(made, request, reporter)
+        _install(compiled, request, reporter)
 
 
-def _install(made: RegionModel, request: RegionRequest, reporter: Any) -> None:
+def _install(compiled: RegionModel, request: RegionRequest, reporter: Any) -> None:
     """Compile the blocks of a model in place, within a budget or by a plan. If that fails, the model is restored."""
-    model, regions, plan = made.model, made.regions, request.plan
+    model, regions, plan = compiled.model, compiled.regions, request.plan
     try:
         reporter.begin("finding blocks")
         regions.disable_in_place_compilation()
         if plan is not None:
             regions.install(_named(model, plan.blocks))
-            made.follow_plan(plan, request, reporter)
+            compiled.follow_plan(plan, request, reporter)
             return
-        regions.install(modules_of(_blocks(made.sample, request.blocks, made.device)))
-        made._profile(request, reporter)
-        made.fit(request, reporter)
+        regions.install(modules_of(_blocks(compiled.sample, request.blocks, compiled.device)))
+        compiled._profile(request, reporter)
+        compiled.fit(request, reporter)
     except BaseException:
-        made.unplan()
+        compiled.unplan()
         regions.remove()
         raise
 
@@ -439,12 +439,12 @@ def _over(plan: Plan, peaks: Sequence[int], remedy: str) -> InfeasibleBudget:
     return InfeasibleBudget.of_measured_step(plan.budget_bytes, peaks, reserve, parts, "measured step", remedy)
 
 
-def _profiled(made: RegionModel, request: RegionRequest) -> Profile:
+def _profiled(compiled: RegionModel, request: RegionRequest) -> Profile:
     """The profile of a step whose blocks are compiled, with their options."""
-    sample, regions = made.sample, made.regions
+    sample, regions = compiled.sample, compiled.regions
     return profile_by(
         ProfileSettings(option_pass=functools.partial(RegionPass, regions)),
-        made.model,
+        compiled.model,
         sample.args,
         sample.kwargs,
         loss_fn=sample.loss_fn,

@@ -230,10 +230,10 @@ def apply_by_shape(
         restored_blocks=plan.restored_blocks,
     )
     shapes.current.prepared = executor.first
-    made = Handle(model, shapes, executor)
-    executor.attach(made)
-    _handles[model] = weakref.ref(made)
-    return made
+    applied = Handle(model, shapes, executor)
+    executor.attach(applied)
+    _handles[model] = weakref.ref(applied)
+    return applied
 
 
 def _plan_tier_of(plan: Plan, device: torch.device) -> PlanTier | None:

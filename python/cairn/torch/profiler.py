@@ -274,10 +274,10 @@ def _measure(
         parameter_users = ParameterUsers(order, used_by_model)
         copies = CopyPass(sample, blocks).run() if copied else []
         passes = PASSES_OF_RANKS if sample.ranks else 1
-        made = [
+        passes_run = [
             measure.MemoryPass(sample, blocks, parameter_users, device, arriving, copies).run() for _ in range(passes)
         ]
-        measured = min(made, key=lambda each: each.end_bytes)
+        measured = min(passes_run, key=lambda each: each.end_bytes)
         bad = {stage.name for stage in measured.blocks if stage.keep_reason == CHANGES_INPUT}
         hooked = {stage.name for stage in measured.blocks if stage.keep_reason == OWN_HOOKS}
         is_done = not bad and not hooked and (measured.is_settled or again == MEASURED_AGAIN)

@@ -46,10 +46,10 @@ class Resizing:
 
     def to(self, batch: int) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         """Positional arguments, keyword arguments and targets of this batch."""
-        made: tuple[tuple[Any, ...], dict[str, Any], Any] = self._tree.build(
+        resized: tuple[tuple[Any, ...], dict[str, Any], Any] = self._tree.build(
             [self._resized(t, batch) for t in self._tree.leaves]
         )
-        return made
+        return resized
 
     def _resized(self, tensor: torch.Tensor, batch: int) -> torch.Tensor:
         if batch == self.batch or not self._has_dim(tensor) or tensor.size(self.dim) != self.batch:
@@ -64,6 +64,30 @@ class Resizing:
 
 def _loss_with(loss_fn: Callable[..., torch.Tensor], targets: Any, output: Any) -> torch.Tensor:
     return loss_fn(output, targets)
+
+
+class CannotResize(ValueError):
+    """The step cannot be run with another batch."""
+
+
+@contextlib.contextmanager
+def explained_as_resized(
+    first: int, batch: int, dim: int, passes_through: Callable[[Exception], bool] = lambda error: False
+) -> Iterator[None]:
+    """Turn errors of the body into `CannotResize`, which names the resized sample.
+
+    passes_through: which errors stay as they are.
+    """
+    try:
+        yield
+    except (RuntimeError, ValueError, LookupError, TypeError, AssertionError) as error:
+        if isinstance(error, cairn.Error) or passes_through(error):
+            raise
+        raise CannotResize(
+            f"the step cannot be run with the sample resized from {first} to {batch} at dimension {dim} "
+            f"({type(error).__name__}: {error}): pass what the loss compares the output with as targets=, to "
+            "loss_fn(output, targets), and give a sample in which only what belongs to the batch has its size there"
+        ) from error
 
 
 @dataclasses.dataclass
@@ -89,8 +113,8 @@ class Steps:
         self.reporter.begin(f"batch {batch}: measuring the planned step")
         args, kwargs, loss_fn = self._sample(batch)
         with self._resized_to(batch):
-            made = verify(self.model, plan, args, kwargs, loss_fn=loss_fn, compare=False, strict=False)
-        return made.accumulated.peak_bytes if plan.gradients == ACCUMULATED else made.created.peak_bytes
+            verification = verify(self.model, plan, args, kwargs, loss_fn=loss_fn, compare=False, strict=False)
+        return verification.accumulated.peak_bytes if plan.gradients == ACCUMULATED else verification.created.peak_bytes
 
     def _progress_of(self, batch: int) -> Callable[[Progress], None]:
         def report(news: Progress) -> None:
@@ -108,17 +132,11 @@ class Steps:
             return args, kwargs, self.loss_fn
         return args, kwargs, functools.partial(_loss_with, self.loss_fn, targets)
 
-    @contextlib.contextmanager
-    def _resized_to(self, batch: int) -> Iterator[None]:
+    def _resized_to(self, batch: int) -> contextlib.AbstractContextManager[None]:
         """Says of errors in the body that they are of a resized sample."""
         first, dim = self.resizing.batch, self.resizing.dim
-        try:
-            yield
-        except (RuntimeError, ValueError, LookupError, TypeError, AssertionError) as error:
-            if isinstance(error, cairn.Error) or is_out_of_memory(error) or self.stopped_by is error or batch == first:
-                raise
-            raise ValueError(
-                f"the step cannot be run with the sample resized from {first} to {batch} at dimension {dim} "
-                f"({type(error).__name__}: {error}): pass what the loss compares the output with as targets=, to "
-                "loss_fn(output, targets), and give a sample in which only what belongs to the batch has its size there"
-            ) from error
+        if batch == first:
+            return contextlib.nullcontext()
+        return explained_as_resized(
+            first, batch, dim, passes_through=lambda error: is_out_of_memory(error) or self.stopped_by is error
+        )

@@ -109,8 +109,8 @@ def checkpoint_sequential(
     arguments = input if isinstance(input, tuple) else (input,)
     if not torch.is_grad_enabled():
         return _run_chain(chain, input, kwargs or {})
-    planned, made = _planned(chain, budget, arguments, kwargs or {}, options)
-    with apply(planned, made, preserve_rng_state=preserve_rng_state):  # the backward needs it no more
+    planned, chosen = _planned(chain, budget, arguments, kwargs or {}, options)
+    with apply(planned, chosen, preserve_rng_state=preserve_rng_state):  # the backward needs it no more
         return planned(*arguments)
 
 
@@ -161,11 +161,11 @@ def _planned(
     options: Mapping[str, Any],
 ) -> tuple[_Chained, Plan]:
     """The chain as a module, and the plan for it: made once for all that a plan depends on."""
-    made, plans = _Chained(chain, kwargs), _plans_of(chain)
+    chained, plans = _Chained(chain, kwargs), _plans_of(chain)
     leaves = tuple(t.requires_grad for t in (*arguments, *kwargs.values()) if isinstance(t, torch.Tensor))
-    modes = tuple(part.training for part in made.modules())
+    modes = tuple(part.training for part in chained.modules())
     key = (
-        str(fingerprint_of(made, arguments, kwargs)),
+        str(fingerprint_of(chained, arguments, kwargs)),
         leaves,
         modes,
         repr(frozen(dict(kwargs))),
@@ -173,14 +173,14 @@ def _planned(
         str(sorted(options.items())),
     )
     if key not in plans:
-        defaults = {"scope": "activations", "blocks": made.links, "progress": False}
+        defaults = {"scope": "activations", "blocks": chained.links, "progress": False}
         check_names(options, [*PROFILE_OPTIONS, *PLAN_OPTIONS, *solver_options()], "checkpoint_sequential")
         to_profile, to_plan, _ = sorted_options({**defaults, **options})
-        plans[key] = plan(profile(made, arguments, **to_profile), budget, **to_plan)
+        plans[key] = plan(profile(chained, arguments, **to_profile), budget, **to_plan)
         while len(plans) > _PLANS_KEPT:
             plans.popitem(last=False)
     plans.move_to_end(key)
-    return made, plans[key]
+    return chained, plans[key]
 
 
 def _plans_of(chain: Sequence[Callable[..., Any]]) -> OrderedDict[_Key, Plan]:

@@ -146,8 +146,8 @@ class _Reducer:
         reduced = type(module).__reduce_ex__(module, protocol)
         if not isinstance(reduced, tuple):
             return reduced
-        made, *rest = (tuple(map(_clean, part)) if isinstance(part, tuple) else _clean(part) for part in reduced)
-        return (made, *rest)
+        construct, *rest = (tuple(map(_clean, part)) if isinstance(part, tuple) else _clean(part) for part in reduced)
+        return (construct, *rest)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _Reducer:
         """For classes that copy their `__dict__` themselves."""

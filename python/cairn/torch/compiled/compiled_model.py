@@ -273,9 +273,9 @@ def given_bytes(sample: Sample, device: torch.device) -> int:
     return memory.unique_bytes((t for t in sample.static_tensors() if t.device == device), without=own)
 
 
-def remember(compiled: nn.Module, made: CompiledModel) -> None:
+def remember(compiled: nn.Module, compiled_model: CompiledModel) -> None:
     """Store the report of a compiled model. If its blocks are compiled in place, the model itself holds it."""
-    _KNOWN[compiled] = weakref.ref(made) if compiled is made.model else lambda: made
+    _KNOWN[compiled] = weakref.ref(compiled_model) if compiled is compiled_model.model else lambda: compiled_model
 
 
 def known(model: Any) -> CompiledModel | None:
@@ -287,26 +287,26 @@ def _nothing() -> None:
     """No report."""
 
 
-def verified(made: CompiledModel, strict: bool = True) -> CompiledReport:
+def verified(compiled_model: CompiledModel, strict: bool = True) -> CompiledReport:
     """Run the compiled step and the step without compilation from one state, and compare their results.
 
     With inductor's kernels, differences are reported and are no error.
     """
-    assert made.report is not None
-    planned_before = 0 if made.backend is None else len(made.backend.plans)
-    with made.sample.redrawn(), made.sample.preserved(made.device):
-        compiled_step = made.prepared_step()
-        plain_step = made.plain_step()
+    assert compiled_model.report is not None
+    planned_before = 0 if compiled_model.backend is None else len(compiled_model.backend.plans)
+    with compiled_model.sample.redrawn(), compiled_model.sample.preserved(compiled_model.device):
+        compiled_step = compiled_model.prepared_step()
+        plain_step = compiled_model.plain_step()
         differing = differences(plain_step, compiled_step)
     replanned = (
-        () if made.backend is None else tuple(made.backend.plans[planned_before:])
+        () if compiled_model.backend is None else tuple(compiled_model.backend.plans[planned_before:])
     )  # Dynamo forgot what it had compiled
     report = dataclasses.replace(
-        made.report,
-        plans=replanned or made.report.plans,
-        measured_peak_bytes=max(compiled_step.peak_bytes, made.optimizer_peak_bytes),
+        compiled_model.report,
+        plans=replanned or compiled_model.report.plans,
+        measured_peak_bytes=max(compiled_step.peak_bytes, compiled_model.optimizer_peak_bytes),
         step_ns=compiled_step.step_ns,
-        plain_peak_bytes=max(plain_step.peak_bytes, made.optimizer_peak_bytes),
+        plain_peak_bytes=max(plain_step.peak_bytes, compiled_model.optimizer_peak_bytes),
         plain_ns=plain_step.step_ns,
         differences=differing,
     )

@@ -16,9 +16,10 @@ from ..planning import arguments
 from ..planning.plan import Plan
 from ..planning.step_profile import Profile
 from ..planning.task import Task
+from ..resizing import CannotResize
 from . import batches
 from .devices import DeviceModel, device_model
-from .fake_step import CannotResize, FakeStep
+from .fake_step import FakeStep
 from .result import Estimate, EstimatePoint
 
 POINTS = 6

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import cairn
 import torch
 from torch import nn
 
@@ -20,7 +19,7 @@ from ..base.tree import tensors_in
 from ..planning.step_profile import Profile
 from ..profiler import profile
 from ..rerun_state.hook_closures import captured_values
-from ..resizing import Resizing
+from ..resizing import Resizing, explained_as_resized
 from .devices import DeviceModel, OperatorTimes
 from .fake_model import REPORTED_DEVICE, Fakes
 from .gpu_kernels import GpuKernels
@@ -58,12 +57,14 @@ class FakeStep:
     def profiled(self, batch: int) -> Profile:
         """The profile of a step with this batch."""
         if batch not in self._known:
-            resized = contextlib.nullcontext() if batch == self.batch else _resized(self.batch, batch, self.dim)
+            resized = (
+                contextlib.nullcontext() if batch == self.batch else explained_as_resized(self.batch, batch, self.dim)
+            )
             with _explained(self.model), resized:
-                made = self._whole(batch)
-            given_bytes = made.input_bytes - self._given_twice_bytes()
-            made = dataclasses.replace(made, device=self.device.type, present_bytes=0, input_bytes=given_bytes)
-            self._known[batch] = sharded(made, self.model, self.shard)
+                profiled = self._whole(batch)
+            given_bytes = profiled.input_bytes - self._given_twice_bytes()
+            profiled = dataclasses.replace(profiled, device=self.device.type, present_bytes=0, input_bytes=given_bytes)
+            self._known[batch] = sharded(profiled, self.model, self.shard)
         return self._known[batch]
 
     def _given_twice_bytes(self) -> int:
@@ -121,14 +122,14 @@ class _WithTargets:
 
 def _on_fakes(optimizer: torch.optim.Optimizer, fakes: Fakes, is_gpu: bool) -> torch.optim.Optimizer:
     """A copy of the optimizer for the fakes; on a GPU with torch's default `foreach`, which is True there."""
-    made = copy.copy(optimizer)
-    made.param_groups = [{**group, "params": fakes.with_fakes(group["params"])} for group in optimizer.param_groups]
-    for group in made.param_groups:
+    copied = copy.copy(optimizer)
+    copied.param_groups = [{**group, "params": fakes.with_fakes(group["params"])} for group in optimizer.param_groups]
+    for group in copied.param_groups:
         if is_gpu and group.get("foreach") is None and not group.get("fused"):
             group["foreach"] = True
     state = {fakes.of(p): fakes.with_fakes(dict(entry)) for p, entry in optimizer.state.items()}
-    made.state = type(optimizer.state)(dict, state)
-    return made
+    copied.state = type(optimizer.state)(dict, state)
+    return copied
 
 
 @contextlib.contextmanager
@@ -144,25 +145,6 @@ def _without_tracing_branches() -> Iterator[None]:
         yield
     finally:
         utils.is_fake_tensor = before
-
-
-class CannotResize(ValueError):
-    """The step cannot be run with another batch."""
-
-
-@contextlib.contextmanager
-def _resized(first: int, batch: int, dim: int) -> Iterator[None]:
-    """Turn errors of the body into `CannotResize`, which names the resized sample."""
-    try:
-        yield
-    except (RuntimeError, ValueError, LookupError, TypeError, AssertionError) as error:
-        if isinstance(error, cairn.Error):
-            raise
-        raise CannotResize(
-            f"the step cannot be run with the sample resized from {first} to {batch} at dimension {dim} "
-            f"({type(error).__name__}: {error}): pass what the loss compares the output with as targets=, to "
-            "loss_fn(output, targets), and give a sample in which only what belongs to the batch has its size there"
-        ) from error
 
 
 @contextlib.contextmanager

@@ -127,17 +127,17 @@ def sweep(
             dataclasses.replace(planned(profile.without_options(), curves[0].budgets), is_whole=curves[0].is_whole)
         )
     whole_blocks = curves[1].points if len(curves) > 1 else ()
-    made = Sweep(profile.model_name, profile.device, scope, gradients, curves[0].points, whole_blocks)
+    swept = Sweep(profile.model_name, profile.device, scope, gradients, curves[0].points, whole_blocks)
     if model is not None:
         check_call(model, kwargs, loss_fn, args)
         arguments = positional(args)
         sample = Sample(model, arguments, dict(kwargs or {}), loss_fn, profile.holds_output)
-        made = _measured(made, dict(zip(made.curves, curves, strict=True)), sample, others, rounds)
+        swept = _measured(swept, dict(zip(swept.curves, curves, strict=True)), sample, others, rounds)
     if plot is not None:
         sweep_plot.draw(
-            made, {name: curve.drawn() for name, curve in zip(made.curves, curves, strict=True)}, Path(plot)
+            swept, {name: curve.drawn() for name, curve in zip(swept.curves, curves, strict=True)}, Path(plot)
         )
-    return made
+    return swept
 
 
 def _compiled_curve(compiled: CompiledModel, wanted: int | list[Any]) -> Sweep:
@@ -217,16 +217,16 @@ class _Curve:
         return [plans[i * (len(plans) - 1) // max(count - 1, 1)] for i in range(count)]
 
 
-def _point(made: Plan | InfeasibleBudget) -> Point:
-    if isinstance(made, InfeasibleBudget):
-        return Point(made.budget_bytes or 0, None, None, None)
-    return Point(made.budget_bytes, made.peak_bytes, made.step_ns, made.overhead)
+def _point(plan: Plan | InfeasibleBudget) -> Point:
+    if isinstance(plan, InfeasibleBudget):
+        return Point(plan.budget_bytes or 0, None, None, None)
+    return Point(plan.budget_bytes, plan.peak_bytes, plan.step_ns, plan.overhead)
 
 
 # -- measuring -----------------------------------------------------------------------------------------------
 
 
-def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside: Sequence[str], rounds: int) -> Sweep:
+def _measured(swept: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside: Sequence[str], rounds: int) -> Sweep:
     """The sweep with measurements."""
     task = next(iter(curves.values())).task
     roomy = task.plan(_UNLIMITED)
@@ -248,7 +248,7 @@ def _measured(made: Sweep, curves: Mapping[str, _Curve], sample: Sample, beside:
             left_out[way.name] = result
         else:
             measured.append(Measurement(**dataclasses.asdict(way), **dataclasses.asdict(result)))
-    return dataclasses.replace(made, measured=tuple(measured), left_out=left_out, rounds=rounds)
+    return dataclasses.replace(swept, measured=tuple(measured), left_out=left_out, rounds=rounds)
 
 
 def _in_turns(comparison: Comparison, ways: Sequence[tuple[Way, Turn]], rounds: int) -> list[tuple[Way, Steps | str]]:

@@ -290,8 +290,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         place, only = ctx.loss.places(target, len(weight))
         of_picked = ctx.loss.backward(of_loss, largest, only, total)
         backward = Backward(Head(input, weight, bias), Softmax(largest, denominator), place, of_picked)
-        made = backward.run(ctx.chunks, *ctx.needs_input_grad[:3])
-        return made.input, made.weight, made.bias, None, None, None
+        grads = backward.run(ctx.chunks, *ctx.needs_input_grad[:3])
+        return grads.input, grads.weight, grads.bias, None, None, None
 
 
 def _whole(ctx: Any, of_loss: torch.Tensor) -> list[torch.Tensor | None]:
@@ -303,5 +303,5 @@ def _whole(ctx: Any, of_loss: torch.Tensor) -> list[torch.Tensor | None]:
         assert own[0] is not None and own[1] is not None
         loss = ctx.loss.whole(Head(own[0], own[1], own[2]), target)
     wanted = [tensor for tensor in own if tensor is not None and tensor.requires_grad]
-    made = iter(torch.autograd.grad(loss, wanted, of_loss, create_graph=torch.is_grad_enabled()))
-    return [next(made) if is_wanted else None for is_wanted in ctx.needs_input_grad[:3]]
+    grads = iter(torch.autograd.grad(loss, wanted, of_loss, create_graph=torch.is_grad_enabled()))
+    return [next(grads) if is_wanted else None for is_wanted in ctx.needs_input_grad[:3]]

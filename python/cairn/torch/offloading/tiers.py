@@ -157,9 +157,9 @@ def _host_memory(count: int) -> torch.Tensor:
         raise TierUnavailable(
             f"the system does not give {format_bytes(count)} ({count} bytes) of host memory for offloading: {error}"
         ) from error
-    made = torch.frombuffer(memory, dtype=torch.uint8)
-    made[:: mmap.PAGESIZE].zero_()  # touches each page, so that the kernel allocates it
-    return made
+    buffer = torch.frombuffer(memory, dtype=torch.uint8)
+    buffer[:: mmap.PAGESIZE].zero_()  # touches each page, so that the kernel allocates it
+    return buffer
 
 
 def _pin(memory: torch.Tensor, device: torch.device) -> None:

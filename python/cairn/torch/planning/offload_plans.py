@@ -156,11 +156,11 @@ class Offloading:
 
     def solve(self, budget: int) -> OffloadSchedule | None:
         """The best known schedule with transfers; None if there is none, or the best has no transfers."""
-        made = self._search(budget)
-        if made is None and self._smallest is not None and self._smallest[0] <= budget:
+        schedule = self._search(budget)
+        if schedule is None and self._smallest is not None and self._smallest[0] <= budget:
             ops = self._smallest[1]
             return self._timed(budget, ops, "joint-chain")
-        return made
+        return schedule
 
     def _search(self, budget: int) -> OffloadSchedule | None:
         solver_budget, host = budget, self._machine.host_bytes

@@ -25,25 +25,25 @@ def plan_of_ranks(make: Callable[[Any], Plan], budget: Any, ranks: Ranks) -> Pla
     """
     if not ranks:
         return make(budget)
-    made = _of_all(make, budget, ranks)
-    smallest = min(plan.budget_bytes for plan in made)
-    if any(plan.budget_bytes > smallest for plan in made):
+    plans = _of_all(make, budget, ranks)
+    smallest = min(plan.budget_bytes for plan in plans)
+    if any(plan.budget_bytes > smallest for plan in plans):
         given = budget if isinstance(budget, Budget) else Budget()
-        made = _of_all(make, dataclasses.replace(given, total=smallest), ranks)
-    return max(made, key=lambda plan: plan.plain_peak_bytes)  # the first of equals: the same on each rank
+        plans = _of_all(make, dataclasses.replace(given, total=smallest), ranks)
+    return max(plans, key=lambda plan: plan.plain_peak_bytes)  # the first of equals: the same on each rank
 
 
 def _of_all(make: Callable[[Any], Plan], budget: Any, ranks: Ranks) -> list[Plan]:
-    made: Any
+    outcome: Any
     try:
-        made = make(budget).to_json()
+        outcome = make(budget).to_json()
     except Exception as error:  # which all ranks raise
-        made = error.with_traceback(None)
-    everyone = ranks.of_all(made)
-    failed = next((each for each in everyone if isinstance(each, Exception)), None)
+        outcome = error.with_traceback(None)
+    outcomes = ranks.of_all(outcome)
+    failed = next((each for each in outcomes if isinstance(each, Exception)), None)
     if failed is not None:
         raise failed
-    return list(map(Plan.from_json, everyone))
+    return list(map(Plan.from_json, outcomes))
 
 
 def refuse_other_plans(model_name: str, plan: Plan, ranks: Ranks) -> None:

@@ -274,21 +274,21 @@ class ShapePlans:
             return dataclasses.replace(self._nearest(actual), made="nearest")
         return self._kept(self._made(actual, args, kwargs))
 
-    def _kept(self, made: ShapePlan) -> ShapePlan:
-        self._plans[tuple(made.shapes)] = made
+    def _kept(self, plan: ShapePlan) -> ShapePlan:
+        self._plans[tuple(plan.shapes)] = plan
         while len(self._plans) > KEPT:
             gone = self._plans.popitem(last=False)[1]
             self._chosen = OrderedDict((key, entry) for key, entry in self._chosen.items() if entry[0] is not gone)
-        return made
+        return plan
 
     def _faster(self, chosen: ShapePlan, actual: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> ShapePlan:
         """An own plan for shapes that are clearly smaller than those of the chosen plan, if it saves time."""
         if chosen.plan.overhead < SLOWER_BY_AT_MOST or count_of(actual) > CLEARLY_SMALLER * count_of(chosen.shapes):
             return chosen
-        made = self._measured(actual, args, kwargs)
-        if not isinstance(made, ShapePlan) or made.plan.overhead >= chosen.plan.overhead:
+        own = self._measured(actual, args, kwargs)
+        if not isinstance(own, ShapePlan) or own.plan.overhead >= chosen.plan.overhead:
             return chosen
-        return self._kept(made)
+        return self._kept(own)
 
     def _nearest(self, actual: list[str]) -> ShapePlan:
         return min(self._plans.values(), key=lambda entry: abs(count_of(entry.shapes) - count_of(actual)))
@@ -349,11 +349,11 @@ class ShapePlans:
             return None
         return self._planned(scaled(self._profiles[base], by, shapes), shapes, "estimate")
 
-    def _planned(self, profile: Profile, shapes: list[str], made: str) -> ShapePlan | Exception:
+    def _planned(self, profile: Profile, shapes: list[str], origin: str) -> ShapePlan | Exception:
         """The plan of a profile, or why there is none."""
         assert self._source is not None
         try:
-            return ShapePlan(shapes, self._source.plan(profile), made, profile)
+            return ShapePlan(shapes, self._source.plan(profile), origin, profile)
         except (NoSchedule, MemoryLimit) as error:
             return error.with_traceback(None)  # a traceback would hold the frame that gets the error
 
@@ -373,15 +373,15 @@ class ShapePlans:
             return None
         try:
             blocks, keep = _blocks_of(model, self._profiles[base])
-            made = source.profile(model, args, kwargs, blocks=blocks, keep=keep, passes=1)
+            profile = source.profile(model, args, kwargs, blocks=blocks, keep=keep, passes=1)
         except (TorchError, *_MISFITS) as error:  # a loss for other shapes, for example
             return error.with_traceback(None)
-        if _blocks_in(made.refs) != _blocks_in(self.current.plan.stages):
+        if _blocks_in(profile.refs) != _blocks_in(self.current.plan.stages):
             return None
-        self._profiles[tuple(actual)] = made
+        self._profiles[tuple(actual)] = profile
         while len(self._profiles) > KEPT:
             self._profiles.pop(list(self._profiles)[1])
-        return self._planned(made, actual, "measurement")
+        return self._planned(profile, actual, "measurement")
 
 
 def _is_distributed() -> bool:

@@ -233,13 +233,13 @@ class Task:
 
     def plan(self, budget: Any) -> Plan:
         """The plan for one budget. Raises InfeasibleBudget where there is none."""
-        [made] = self.plans([budget])
+        [result] = self.plans([budget])
         try:
-            if isinstance(made, InfeasibleBudget):
-                raise made
-            return made
+            if isinstance(result, InfeasibleBudget):
+                raise result
+            return result
         finally:
-            del made  # the error's traceback refers to this frame: a reference back would be a cycle
+            del result  # the error's traceback refers to this frame: a reference back would be a cycle
 
     def _answer(self, room: _Room, answer: Answer | None) -> Plan | InfeasibleBudget:
         stays = None if answer is None else _Chosen.of(answer)

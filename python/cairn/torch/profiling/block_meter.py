@@ -212,14 +212,14 @@ class BlockMeter:
         }
         self._record_offloadable(saved, arguments, tensors)
         fingerprints = [fingerprint(t) for t in tensors]
-        made, self.arriving = side_outputs.root(result, self.arriving)
+        new_outputs, self.arriving = side_outputs.root(result, self.arriving)
         del saved
         handed = [*self.arriving, *layouts_of(pending)]
         self._handed_bytes = bytes_of(handed)
         hooks = isolated_block.Hooks(begun=lambda: self._mark("begun"))
-        root = isolated_block.sink([*made, *pending], hooks, handed) if made else None
+        root = isolated_block.sink([*new_outputs, *pending], hooks, handed) if new_outputs else None
         refs = [(i, _compat.StorageRef(t)) for i, t in enumerate(tensors) if memory.has_storage(t)]
-        del result, made, tensors
+        del result, new_outputs, tensors
         self._held_outputs = {i for i, ref in refs if ref.alive()}
         first, backward = len(created.gone), SideOutputs(self._block.all_modules())
         if root is not None:

@@ -28,13 +28,13 @@ class Copies:
     region. For each saved tensor, the name of the parameter that it is a copy of, or "".
     """
 
-    made: dict[str, int] = dataclasses.field(default_factory=dict)
+    sizes: dict[str, int] = dataclasses.field(default_factory=dict)
     saved: list[str] = dataclasses.field(default_factory=list)
 
     @property
     def unsaved_bytes(self) -> int:
         """Bytes of the copies that are freed with the cache."""
-        return sum(size for name, size in self.made.items() if name not in self.saved)
+        return sum(size for name, size in self.sizes.items() if name not in self.saved)
 
 
 class _Casts(_compat.DispatchMode):
@@ -43,13 +43,13 @@ class _Casts(_compat.DispatchMode):
     def __init__(self, names: Mapping[int, str]) -> None:
         super().__init__()
         self._names = names
-        self.made: dict[int, tuple[str, _compat.StorageRef]] = {}
+        self.copies: dict[int, tuple[str, _compat.StorageRef]] = {}
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = function(*args, **(kwargs or {}))
         if function is torch.ops.aten._to_copy.default and id(args[0]) in self._names and memory.has_storage(result):
             ref = _compat.StorageRef(result)
-            self.made[ref.key] = self._names[id(args[0])], ref
+            self.copies[ref.key] = self._names[id(args[0])], ref
         return result
 
 
@@ -82,13 +82,13 @@ class CopyPass:
         return result
 
     def _pack(self, tensor: torch.Tensor) -> Layout:
-        known = self._casts.made.get(_compat.storage_id(tensor)) if memory.has_storage(tensor) else None
+        known = self._casts.copies.get(_compat.storage_id(tensor)) if memory.has_storage(tensor) else None
         self._saved.append("" if known is None else known[0])
         return Layout(tensor)
 
     def _end_stage(self) -> None:
-        there = [(name, ref) for name, ref in self._casts.made.values() if ref.alive()]
+        there = [(name, ref) for name, ref in self._casts.copies.values() if ref.alive()]
         torch.clear_autocast_cache()
-        made = {name: ref.nbytes for name, ref in there if not ref.alive()}
-        self._copies.append(Copies(made, [name if name in made else "" for name in self._saved]))
-        self._casts.made, self._saved = {}, []
+        freed = {name: ref.nbytes for name, ref in there if not ref.alive()}
+        self._copies.append(Copies(freed, [name if name in freed else "" for name in self._saved]))
+        self._casts.copies, self._saved = {}, []

@@ -169,15 +169,15 @@ class MemoryPass(StepRecording):
         assert segment.end is not None
         stage = StageMeasure(self._segment_name(index), "outside", keep_reason="outside blocks")
         before = self._runs[index - 1 : index] if index else []
-        made = sum(max(0, n - segment.replacing.get(key, 0)) for key, n in main.items() if key not in self._known)
+        new_bytes = sum(max(0, n - segment.replacing.get(key, 0)) for key, n in main.items() if key not in self._known)
         viewed = sum(
             bytes_in(run, run.viewed & self._unread_outputs(run)) for run in before
         )  # outputs of the block before, which the next block reads in addition to the segment's result
         growth = self._growth(segment)
-        made = min(made, max(growth, 0))  # an input that existed before counts with the segment that made it
-        stage.output_bytes = made + viewed
+        new_bytes = min(new_bytes, max(growth, 0))  # an input that existed before counts with the segment that made it
+        stage.output_bytes = new_bytes + viewed
         copies = self._copies_of(stage, 2 * index)
-        segment.saved_bytes, segment.freed_bytes = max(growth - copies.unsaved_bytes, made, 0), max(0, -growth)
+        segment.saved_bytes, segment.freed_bytes = max(growth - copies.unsaved_bytes, new_bytes, 0), max(0, -growth)
         stage.saved_bytes = segment.saved_bytes + viewed
         left = sum(bytes_in(run, self._unread_outputs(run)) for run in before)  # counted here, not in the block
         self._read_segment_forward(index, segment, stage)
@@ -197,7 +197,7 @@ class MemoryPass(StepRecording):
     def _copies_of(self, stage: StageMeasure, place: int) -> Copies:
         """The copies of parameters that autocast makes in a stage."""
         copies = self._copies[place] if place < len(self._copies) else Copies()
-        stage.made_copies, stage.saved_copies = copies.made, copies.saved
+        stage.made_copies, stage.saved_copies = copies.sizes, copies.saved
         return copies
 
     def _unread_outputs(self, run: BlockRun) -> set[int]:

@@ -105,9 +105,9 @@ class BlockRuns:
         torch.clear_autocast_cache()
         return graph
 
-    def backward(self, made: list[torch.Tensor], grads: Layouts) -> None:
-        root = isolated_block.sink(made, isolated_block.Hooks(), grads)
-        made.clear()
+    def backward(self, outputs: list[torch.Tensor], grads: Layouts) -> None:
+        root = isolated_block.sink(outputs, isolated_block.Hooks(), grads)
+        outputs.clear()
         with isolated_block.as_in_backward(self.device):
             root.backward()
         for parameter in parameters_of(self.block):

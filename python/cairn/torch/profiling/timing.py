@@ -131,10 +131,10 @@ class TimePasses:
         samples.forward.append(clock.now(self._device) - began)
         del args, kwargs
         begun: list[int] = []
-        made, grads = beside.root(result, self._measured.arriving.get((stage.name, stage.call), ()))
+        new_outputs, grads = beside.root(result, self._measured.arriving.get((stage.name, stage.call), ()))
         hooks = isolated_block.Hooks(begun=lambda: begun.append(clock.now(self._device)))
-        root = isolated_block.sink(made, hooks, grads) if made else None
-        del result, made
+        root = isolated_block.sink(new_outputs, hooks, grads) if new_outputs else None
+        del result, new_outputs
         if root is not None:  # else a hook behind the block makes its output require gradients
             with isolated_block.as_in_backward(self._device):
                 root.backward()

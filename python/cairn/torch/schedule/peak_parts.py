@@ -47,10 +47,10 @@ class Replay:
 
     def copied(self) -> Replay:
         """Another one, in the same state."""
-        made = copy.copy(self)
-        made.outputs, made.saved, made.host = set(self.outputs), dict(self.saved), dict(self.host)
-        made.done = list(self.done)
-        return made
+        copied = copy.copy(self)
+        copied.outputs, copied.saved, copied.host = set(self.outputs), dict(self.saved), dict(self.host)
+        copied.done = list(self.done)
+        return copied
 
     def output_bytes(self, stage: int) -> int:
         return int(self.stages[stage - 1]["output_bytes"]) if stage else int(self.chain["input_bytes"])

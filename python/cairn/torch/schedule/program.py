@@ -280,7 +280,7 @@ def _positions(stages: Sequence[StageRef], ops: Sequence[Op]) -> tuple[list[int]
 def _autograd_only_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list[bool]:
     forwards = [0] * (len(stages) + 1)
     autograd_only = [True] * (len(stages) + 1)
-    made: dict[Value, int] = {}  # where the resident copy of a value was made
+    copy_position: dict[Value, int] = {}  # where the resident copy of a value was made
     first: dict[int, tuple[Value, int]] = {}  # by stage: the copy that its first forward made
     for position, op in enumerate(ops):
         if op.is_idle:
@@ -289,21 +289,21 @@ def _autograd_only_stages(stages: Sequence[StageRef], ops: Sequence[Op]) -> list
             forwards[op.stage] += 1
             autograd_only[op.stage] &= op.kind == FORWARD_SAVE and forwards[op.stage] == 1
             assert op.product is not None
-            made[op.product] = position
+            copy_position[op.product] = position
             first.setdefault(op.stage, (op.product, position))
             if op.kind == FORWARD_DROP:
-                made.pop((OUTPUT, op.stage - 1), None)
+                copy_position.pop((OUTPUT, op.stage - 1), None)
         elif op.kind in ON_VALUES:
             autograd_only[op.stage] &= op.value != SAVED
             if op.kind == DROP:
-                made.pop(op.subject, None)
+                copy_position.pop(op.subject, None)
             elif op.kind == PREFETCH:
-                made[op.subject] = position
+                copy_position[op.subject] = position
         else:
             passed, made_at = first.get(op.stage - 1, (None, -1))
-            autograd_only[op.stage] &= passed is None or made.get(passed) == made_at
-            made.pop((SAVED, op.stage), None)
-            made.pop((OUTPUT, op.stage - 1), None)
+            autograd_only[op.stage] &= passed is None or copy_position.get(passed) == made_at
+            copy_position.pop((SAVED, op.stage), None)
+            copy_position.pop((OUTPUT, op.stage - 1), None)
     return autograd_only
 
 

@@ -155,10 +155,10 @@ class _Memory:
 
     def copied(self) -> _Memory:
         """A copy in the same state."""
-        made = copy.copy(self)
-        made._replay = self._replay.copied()
-        made._leaving, made._dropped = dict(self._leaving), dict(self._dropped)
-        return made
+        copied = copy.copy(self)
+        copied._replay = self._replay.copied()
+        copied._leaving, copied._dropped = dict(self._leaving), dict(self._dropped)
+        return copied
 
     def may_prefetch(self, value: Value) -> bool:
         """Whether the value has a copy on the host, and none on the device."""

@@ -68,7 +68,7 @@ class Operation:
     function: Any
     tree: Tree  # of (args, kwargs)
     operands: list[Use]
-    made: dict[int, int]  # value by position among the tensors of the result
+    new_values: dict[int, int]  # value by position among the tensors of the result
     written: dict[int, int]  # value made by writing in place, by operand
     results: int  # tensors in the result
     packs_before: int  # how many tensors were saved when it ran
@@ -86,7 +86,7 @@ class Operation:
 
     @property
     def values(self) -> Iterator[int]:
-        yield from self.made.values()
+        yield from self.new_values.values()
         yield from self.written.values()
 
 
@@ -149,8 +149,8 @@ class BlockGraph:
         lines = [str(number(pack.use.value) if pack.use else None) for pack in self.packs]
         for op in self.operations:
             operands = [number(use.value) for use in op.operands]
-            made, written = ({k: number(v) for k, v in of.items()} for of in (op.made, op.written))
-            lines.append(f"{op.name} {operands} {made} {written} {op.packs_before} {bool(op.reason)}")
+            new, written = ({k: number(v) for k, v in of.items()} for of in (op.new_values, op.written))
+            lines.append(f"{op.name} {operands} {new} {written} {op.packs_before} {bool(op.reason)}")
         arguments: dict[Root, int] = {}
         for value in map(self.values.__getitem__, met):  # to which the next line adds
             root = value.root

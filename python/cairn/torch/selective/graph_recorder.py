@@ -145,7 +145,7 @@ class BlockRecorder:
         op.random = torch.Tag.nondeterministic_seeded in func.tags
         op.reason = "" if all(known) else "works on tensors of a class of its own"
         self._record_results(op, result)
-        if op.made or written or op.random:
+        if op.new_values or written or op.random:
             self._record_writes(op, tree.leaves, written)
             op.reason = op.reason or self._reason(op, dtypes)
             for value in op.values:
@@ -180,7 +180,7 @@ class BlockRecorder:
                 self._references.append(_compat.StorageRef(tensor))
                 self._current[self._references[-1].key] = self._values[op.operands[0].value]
             else:
-                op.made[position] = self._value(tensor).index
+                op.new_values[position] = self._value(tensor).index
 
     def _record_writes(self, op: Operation, leaves: Sequence[torch.Tensor], written: Sequence[int]) -> None:
         done: set[int] = set()
@@ -327,8 +327,8 @@ class _Reads(_compat.FunctionMode):
         """
         passed = (t for t in tensors_in((args, kwargs)) if _is_plain(t) and not t.dtype.is_floating_point)
         keys = {_compat.storage_id(t) for t in passed if not t.dtype.is_complex} - self._recorder.reached
-        made = {_compat.storage_id(t) for t in tensors_in(result) if _is_plain(t)} if keys else set()
-        return bool(made) and not keys <= made
+        new_storages = {_compat.storage_id(t) for t in tensors_in(result) if _is_plain(t)} if keys else set()
+        return bool(new_storages) and not keys <= new_storages
 
 
 def _may_meet(one: View, other: View) -> bool:

@@ -19,16 +19,16 @@ _LIKE = {"empty_like", "zeros_like", "ones_like", "full_like", "new_empty", "new
 def simplify(op: Operation, values: Sequence[Value]) -> None:
     """Remove arguments of an operation that it does not need."""
     name = short_name(op.function)
-    if name in _LIKE and op.function.namespace == "aten" and not op.reason and len(op.made) == 1:
-        _make_from_nothing(op, name, values[next(iter(op.made.values()))])
+    if name in _LIKE and op.function.namespace == "aten" and not op.reason and len(op.new_values) == 1:
+        _make_from_nothing(op, name, values[next(iter(op.new_values.values()))])
     elif name in _BATCH_NORMS and not op.reason:
         _without_statistics(op, name, values)
 
 
-def _make_from_nothing(op: Operation, name: str, made: Value) -> None:
+def _make_from_nothing(op: Operation, name: str, result: Value) -> None:
     """A factory such as `zeros_like`: it needs only the shape of its argument, which is known."""
-    size, stride, _ = made.base
-    if not is_dense(made):
+    size, stride, _ = result.base
+    if not is_dense(result):
         return
     fill: Callable[[torch.Tensor], Any] | None = None
     if not name.endswith(("empty", "empty_like")):
@@ -41,7 +41,7 @@ def _make_from_nothing(op: Operation, name: str, made: Value) -> None:
 
     op.function = _Factory(op.name, fill)
     op.operands = []
-    op.tree = Tree(((size, stride), {"dtype": made.dtype, "device": made.device}), [], [])
+    op.tree = Tree(((size, stride), {"dtype": result.dtype, "device": result.device}), [], [])
 
 
 def _fill_value(shape: Any) -> Any:
@@ -79,7 +79,7 @@ def _without_statistics(op: Operation, name: str, values: Sequence[Value]) -> No
     training = args[5]
     if training is not True:
         return
-    reserved = op.made.get(_RESERVED)
+    reserved = op.new_values.get(_RESERVED)
     if name not in _TAKES_NO_STATISTICS or (reserved is not None and values[reserved].nbytes > 0):
         op.reason = "writes statistics"
         return

@@ -316,7 +316,7 @@ class _Writer:
 
     def _assign(self, op: Operation, call: str, now: tuple[int, int]) -> None:
         """Assign the results that are read later to variables."""
-        wanted = {p: v for p, v in op.made.items() if self._last.get(v, (-1, 0)) > now and not self._is_loaded(v)}
+        wanted = {p: v for p, v in op.new_values.items() if self._last.get(v, (-1, 0)) > now and not self._is_loaded(v)}
         is_one = _returns_one(op)
         if is_one and wanted:
             call = f"{self._bind(wanted[0])} = {call}"

@@ -115,7 +115,7 @@ class _Assembly:
         """The outputs that a record reads. A copy reads the original."""
         return [operand if record in self.copies else self._now(operand) for operand in operands_of(record)]
 
-    def _made(self, where: Output) -> Output:
+    def _allocating(self, where: Output) -> Output:
         """The output that allocated the storage of a result: the result itself, or the base of a view."""
         base = where.record.base
         return self._now(base) if isinstance(base, Output) else where
@@ -156,18 +156,18 @@ class _Assembly:
         last: dict[int, int] = {}
         for position, record in enumerate(self.records):
             for operand in self._operands(record):
-                made = self._made(operand)
-                if made.record.storages:
-                    last[made.record.storages[made.index][0]] = position
+                allocating = self._allocating(operand)
+                if allocating.record.storages:
+                    last[allocating.record.storages[allocating.index][0]] = position
         return last
 
     def _keep_results(self) -> None:
         by_maker: dict[Record, list[Output]] = {}
         for where in self._results():
-            by_maker.setdefault(self._made(where).record, []).append(where)
+            by_maker.setdefault(self._allocating(where).record, []).append(where)
         behind: dict[Record, list[Record]] = {}
         for maker, wanted in by_maker.items():
-            shown = {maker.storages[self._made(where).index][0] for where in wanted} if maker.storages else set()
+            shown = {maker.storages[self._allocating(where).index][0] for where in wanted} if maker.storages else set()
             if shown == set(self._storages(maker)):
                 self.kept.update(where.record for where in wanted)
                 continue
@@ -204,7 +204,7 @@ class _Assembly:
         return Value(self.index[output.record], self.used[output.record].index(output.index))
 
     def _operation(self, record: Record) -> Operation:
-        base = self._made(Output(record, 0)).record if record.base is not None else record
+        base = self._allocating(Output(record, 0)).record if record.base is not None else record
         return Operation(
             name=record.name,
             calls=tuple(self._call(call, record in self.copies) for call in record.calls),

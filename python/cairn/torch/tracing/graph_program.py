@@ -184,8 +184,8 @@ class LiveValues:
         for call in operation.calls:
             args = [self._operand(argument, results) for argument in call.args]
             kwargs = {name: self._operand(argument, results) for name, argument in call.kwargs.items()}
-            made = call.function(*args, **kwargs)
-            results.append(list(made) if isinstance(made, (tuple, list)) else [made])
+            result = call.function(*args, **kwargs)
+            results.append(list(result) if isinstance(result, (tuple, list)) else [result])
         self._values[v] = [results[output.call][output.result] for output in operation.outputs]
         if operation.base is not None:
             self._bases[v] = self._base_of(operation)

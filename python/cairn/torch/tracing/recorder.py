@@ -36,7 +36,7 @@ from .tape import Storage, Tape
 
 
 @dataclass(frozen=True)
-class _Performed:
+class _ExecutedCall:
     """A call that the step performed.
 
     Attributes
@@ -73,10 +73,10 @@ class _Performed:
         """The tensors among the arguments."""
         return list(operators.tensors_of([*self.args, *self.kwargs.values()]))
 
-    def made(self, *but: int) -> list[tuple[int, torch.Tensor]]:
+    def new_results(self, *excluded: int) -> list[tuple[int, torch.Tensor]]:
         """The tensors among the results, with their positions, but for those in some storages."""
         tensors = ((i, t) for i, t in enumerate(self.results) if isinstance(t, torch.Tensor))
-        return [(i, t) for i, t in tensors if _compat.storage_id(t) not in but]
+        return [(i, t) for i, t in tensors if _compat.storage_id(t) not in excluded]
 
 
 class Recorder:
@@ -117,7 +117,7 @@ class Recorder:
         checked = operators.reads_numbers(operator, args) and self._must_check(str(operator), tensors)
         written = facts.tensors_written(args, kwargs)
         self._record_before(written)
-        shown = [_identity(tensor) for tensor in written]
+        identities = [_identity(tensor) for tensor in written]
         drawing, generator = self._draws.before(), kwargs.get("generator")
         if generator is not None:
             self.generators.note(generator)
@@ -127,23 +127,23 @@ class Recorder:
         if facts.is_collective:
             function = operators.SynchronousCollective(operator)
         self._check_plain(operator, list(operators.tensors_of(result)))
-        done = _Performed(function, facts, args, kwargs, _listed(result), written, once)
+        executed = _ExecutedCall(function, facts, args, kwargs, _listed(result), written, once)
         if facts.is_literal:
             self._literal(args[0], result)
-        elif facts.changes_view and [_identity(t)[0] for t in written] == [storage for storage, _ in shown]:
+        elif facts.changes_view and [_identity(t)[0] for t in written] == [storage for storage, _ in identities]:
             pass  # the tensor shows another part of its storage, which is found when it is read
         elif written:
-            if [_identity(tensor) for tensor in written] != shown:
+            if [_identity(tensor) for tensor in written] != identities:
                 raise self._refusal(operator, "gives a tensor another shape or storage")
-            self._write(done)
+            self._write(executed)
         elif parts := operators.parts_of(facts, args):
             for part, arguments in parts:
-                results = [each if i in part else None for i, each in enumerate(done.results)]
-                self._compute(dataclasses.replace(done, args=arguments, results=results))
-        elif done.made():
-            self._compute(done)
+                results = [each if i in part else None for i, each in enumerate(executed.results)]
+                self._compute(dataclasses.replace(executed, args=arguments, results=results))
+        elif executed.new_results():
+            self._compute(executed)
         elif checked:
-            self._check_again(done)
+            self._check_again(executed)
         return result
 
     def read_numbers(self, function: Callable[..., Any], name: str, args: tuple[Any, ...], kwargs: Any) -> Any:
@@ -154,7 +154,7 @@ class Recorder:
         numbers = function(*args, **kwargs)
         if checked:
             facts = Facts(f"::{name}", (), False, False, False, False)
-            self._check_again(_Performed(operators.Checked(function, numbers), facts, args, kwargs, [], [], True))
+            self._check_again(_ExecutedCall(operators.Checked(function, numbers), facts, args, kwargs, [], [], True))
         return numbers
 
     def _must_check(self, what: str, tensors: Sequence[torch.Tensor]) -> bool:
@@ -197,131 +197,131 @@ class Recorder:
             if not self.tape.knows(tensor):
                 self.tape.add_literal(tensor)
 
-    def _compute(self, done: _Performed) -> None:
-        made = done.made()
-        read = {_compat.storage_id(tensor) for tensor in done.read}
-        views = [_compat.storage_id(tensor) in read for _, tensor in made]
+    def _compute(self, executed: _ExecutedCall) -> None:
+        results = executed.new_results()
+        read = {_compat.storage_id(tensor) for tensor in executed.read}
+        views = [_compat.storage_id(tensor) in read for _, tensor in results]
         if all(views):
-            self._view(done, made)
+            self._view(executed, results)
             return
         if any(views):
-            raise self._refusal(done.function, "returns both new tensors and views of its arguments")
-        record = Record(done.label, self.tape.in_backward, once=done.once)
-        record.calls.append(self._call(done))
+            raise self._refusal(executed.function, "returns both new tensors and views of its arguments")
+        record = Record(executed.label, self.tape.in_backward, once=executed.once)
+        record.calls.append(self._call(executed))
         self.tape.place(record)
-        self.tape.add_outputs(record, 0, made, self._depends(done))
+        self.tape.add_outputs(record, 0, results, self._depends(executed))
 
-    def _view(self, done: _Performed, made: list[tuple[int, torch.Tensor]]) -> None:
-        storage = self.tape.storage(made[0][1])
-        if all(Geometry.of(tensor) in storage.views for _, tensor in made):
+    def _view(self, executed: _ExecutedCall, results: list[tuple[int, torch.Tensor]]) -> None:
+        storage = self.tape.storage(results[0][1])
+        if all(Geometry.of(tensor) in storage.views for _, tensor in results):
             return  # an equal view is recorded already
-        record = Record(done.label, self.tape.in_backward, base=storage.root)
-        record.calls.append(self._call(done, reads=False))
+        record = Record(executed.label, self.tape.in_backward, base=storage.root)
+        record.calls.append(self._call(executed, reads=False))
         self.tape.place(record)
-        for index, tensor in made:
+        for index, tensor in results:
             geometry = Geometry.of(tensor)
             storage.views.setdefault(geometry, record.add_output(Local(0, index), geometry))
 
-    def _check_again(self, done: _Performed) -> None:
+    def _check_again(self, executed: _ExecutedCall) -> None:
         """Records a call that read numbers of a tensor: a run reads them, too, and compares."""
-        record = Record(f"{done.label} (checked)", self.tape.in_backward, once=True)
-        record.calls.append(self._call(done))
+        record = Record(f"{executed.label} (checked)", self.tape.in_backward, once=True)
+        record.calls.append(self._call(executed))
         self.tape.place(record)
 
-    def _depends(self, done: _Performed) -> bool:
-        return done.once or any(self.tape.storage(tensor).depends for tensor in done.read)
+    def _depends(self, executed: _ExecutedCall) -> bool:
+        return executed.once or any(self.tape.storage(tensor).depends for tensor in executed.read)
 
     # calls that write
 
-    def _write(self, done: _Performed) -> None:
-        storages = {_compat.storage_id(tensor): self.tape.storage(tensor) for tensor in done.written}
-        made = done.made(*storages)
-        depends = self._depends(done)
-        if len(storages) == 1 and not made:
+    def _write(self, executed: _ExecutedCall) -> None:
+        storages = {_compat.storage_id(tensor): self.tape.storage(tensor) for tensor in executed.written}
+        results = executed.new_results(*storages)
+        depends = self._depends(executed)
+        if len(storages) == 1 and not results:
             (storage,) = storages.values()
-            self._write_one(done, storage)
-            storage.depends = depends if done.facts.overwrites else storage.depends or depends
+            self._write_one(executed, storage)
+            storage.depends = depends if executed.facts.overwrites else storage.depends or depends
             return
-        self._write_copies(done, storages, made)
+        self._write_copies(executed, storages, results)
         for storage in storages.values():
             storage.depends = storage.depends or depends
 
-    def _write_one(self, done: _Performed, storage: Storage) -> None:
-        maker = self._unread_maker(done, storage)
+    def _write_one(self, executed: _ExecutedCall, storage: Storage) -> None:
+        maker = self._unread_maker(executed, storage)
         if maker is not None:
-            self._write_into(maker, done, storage)
+            self._write_into(maker, executed, storage)
             return
-        tensor = done.written[0]
-        whole = len(done.written) == 1 and Geometry.of(tensor).covers(storage.ref.nbytes)
-        if whole and done.facts.overwrites and not _is_read_elsewhere(tensor, done):
-            self._overwrite(done, storage)
+        tensor = executed.written[0]
+        whole = len(executed.written) == 1 and Geometry.of(tensor).covers(storage.ref.nbytes)
+        if whole and executed.facts.overwrites and not _is_read_elsewhere(tensor, executed):
+            self._overwrite(executed, storage)
             return
-        other = operators.out_of_place(done.function) if whole and not done.once else None
-        if other is not None and _computes_alike(other, done):
-            self._replace(other, done, storage)
+        other = operators.out_of_place(executed.function) if whole and not executed.once else None
+        if other is not None and _computes_alike(other, executed):
+            self._replace(other, executed, storage)
             return
-        self._write_copies(done, {storage.ref.key: storage}, [])
+        self._write_copies(executed, {storage.ref.key: storage}, [])
 
-    def _unread_maker(self, done: _Performed, storage: Storage) -> Record | None:
+    def _unread_maker(self, executed: _ExecutedCall, storage: Storage) -> Record | None:
         """The record that made a storage without readers, if a write can be added to it at its position."""
         if storage.was_read or not isinstance(storage.root, Output):
             return None
         record = storage.root.record
         if record.is_backward != self.tape.in_backward:
             return None
-        if done.once and any(later.once for later in self.tape.records[record.position + 1 :]):
+        if executed.once and any(later.once for later in self.tape.records[record.position + 1 :]):
             return None  # random numbers are drawn in the order of the step
-        for tensor in done.read:
+        for tensor in executed.read:
             if _compat.storage_id(tensor) != storage.ref.key:
                 operand = self.tape.operand(tensor, reads=False)
                 if isinstance(operand, Output) and operand.record.position >= record.position:
                     return None
         return record
 
-    def _write_into(self, record: Record, done: _Performed, storage: Storage) -> None:
+    def _write_into(self, record: Record, executed: _ExecutedCall, storage: Storage) -> None:
         assert isinstance(storage.root, Output)
         local = LocalStorage(record, record.outputs[storage.root.index], storage.root_geometry)
-        record.calls.append(self._call(done, {storage.ref.key: local}))
+        record.calls.append(self._call(executed, {storage.ref.key: local}))
         name, backward, _ = record.name.partition(" (backward)")
-        record.name = f"{name}+{done.label}{backward}"
-        record.once = record.once or done.once
+        record.name = f"{name}+{executed.label}{backward}"
+        record.once = record.once or executed.once
 
-    def _overwrite(self, done: _Performed, storage: Storage) -> None:
-        (tensor,) = done.written
+    def _overwrite(self, executed: _ExecutedCall, storage: Storage) -> None:
+        (tensor,) = executed.written
         geometry = Geometry.of(tensor)
-        record = Record(done.label, self.tape.in_backward, once=done.once)
+        record = Record(executed.label, self.tape.in_backward, once=executed.once)
         empty = (geometry.size, geometry.stride, geometry.dtype, tensor.device)
         record.calls.append(Call(operators.new_empty, empty, {}, f"empty {geometry.described()}"))
-        record.calls.append(self._call(done, {storage.ref.key: LocalStorage(record, Local(0, 0), geometry)}))
+        record.calls.append(self._call(executed, {storage.ref.key: LocalStorage(record, Local(0, 0), geometry)}))
         self.tape.place(record)
         self.tape.replace_contents(storage, record, Local(0, 0), geometry)
 
-    def _replace(self, other: Operator, done: _Performed, storage: Storage) -> None:
+    def _replace(self, other: Operator, executed: _ExecutedCall, storage: Storage) -> None:
         record = Record(operators.label(other), self.tape.in_backward)
-        record.calls.append(self._call(done, function=other))
+        record.calls.append(self._call(executed, function=other))
         self.tape.place(record)
-        self.tape.replace_contents(storage, record, Local(0, 0), Geometry.of(done.written[0]))
+        self.tape.replace_contents(storage, record, Local(0, 0), Geometry.of(executed.written[0]))
 
     def _write_copies(
-        self, done: _Performed, storages: Mapping[int, Storage], made: list[tuple[int, torch.Tensor]]
+        self, executed: _ExecutedCall, storages: Mapping[int, Storage], results: list[tuple[int, torch.Tensor]]
     ) -> None:
-        depends = self._depends(done)
-        record = Record(done.label, self.tape.in_backward, once=done.once)
+        depends = self._depends(executed)
+        record = Record(executed.label, self.tape.in_backward, once=executed.once)
         local: dict[int, LocalStorage] = {}
         for key, storage in storages.items():
             described = f"copy {storage.root_geometry.described()} {storage.ref.nbytes}"
             record.calls.append(Call(operators.copy_of, (storage.root,), {}, described))
             local[key] = LocalStorage(record, Local(len(record.calls) - 1, 0), storage.root_geometry)
-        record.calls.append(self._call(done, local))
+        record.calls.append(self._call(executed, local))
         self.tape.place(record)
         last = len(record.calls) - 1
         for key, storage in storages.items():
             self.tape.replace_contents(storage, record, local[key].local, storage.root_geometry)
-        self.tape.add_outputs(record, last, made, depends)
+        self.tape.add_outputs(record, last, results, depends)
 
     def _call(
         self,
-        done: _Performed,
+        executed: _ExecutedCall,
         local: Mapping[int, LocalStorage] | None = None,
         reads: bool = True,
         function: Callable[..., Any] | None = None,
@@ -332,10 +332,12 @@ class Recorder:
             own = (local or {}).get(_compat.storage_id(tensor))
             return self.tape.operand(tensor, reads) if own is None else own.view(Geometry.of(tensor))
 
-        function = function or done.function
-        described = f"{function} {_mapped(done.args, _describe)} {_mapped(done.kwargs, _describe)}"
-        repeats = operators.repeats(done.label, done.read)
-        return Call(function, _mapped(done.args, operand), _mapped(dict(done.kwargs), operand), described, repeats)
+        function = function or executed.function
+        described = f"{function} {_mapped(executed.args, _describe)} {_mapped(executed.kwargs, _describe)}"
+        repeats = operators.repeats(executed.label, executed.read)
+        return Call(
+            function, _mapped(executed.args, operand), _mapped(dict(executed.kwargs), operand), described, repeats
+        )
 
 
 # -- the modes that catch calls --------------------------------------------------------------------------------
@@ -398,21 +400,21 @@ def _describe(tensor: torch.Tensor) -> str:
     return Geometry.of(tensor).described()
 
 
-def _is_read_elsewhere(tensor: torch.Tensor, done: _Performed) -> bool:
+def _is_read_elsewhere(tensor: torch.Tensor, executed: _ExecutedCall) -> bool:
     """Whether a call reads the storage that it writes as another argument."""
-    others = (t for t in done.read if t is not tensor)
+    others = (t for t in executed.read if t is not tensor)
     return any(_compat.storage_id(t) == _compat.storage_id(tensor) for t in others)
 
 
-def _computes_alike(operator: Operator, done: _Performed) -> bool:
+def _computes_alike(operator: Operator, executed: _ExecutedCall) -> bool:
     """Whether an operator's new tensor has the type, shape and strides of the one that is written instead."""
 
     def without_data(tensor: torch.Tensor) -> torch.Tensor:
         return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="meta")
 
-    (written,) = done.written
+    (written,) = executed.written
     try:
-        result = operator(*_mapped(done.args, without_data), **_mapped(dict(done.kwargs), without_data))
+        result = operator(*_mapped(executed.args, without_data), **_mapped(dict(executed.kwargs), without_data))
     except (RuntimeError, NotImplementedError, TypeError):
         return False  # it does not say
     same = isinstance(result, torch.Tensor) and result.dtype == written.dtype

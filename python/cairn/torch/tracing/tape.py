@@ -124,9 +124,9 @@ class Tape:
             raise Unsupported("the step cannot be traced: it reads a lazily conjugated or negated view of old contents")
         record = Record("view", self.in_backward, base=storage.root)
         record.calls.append(view_call(storage.root, geometry))
-        made = storage.views[geometry] = record.add_output(Local(0, 0), geometry)
+        operand = storage.views[geometry] = record.add_output(Local(0, 0), geometry)
         self.place(record)
-        return made
+        return operand
 
     def written(self) -> list[tuple[int, Output | External]]:
         """The tensors from outside that the step wrote into, and where their new contents are."""
@@ -152,23 +152,23 @@ class Tape:
         """Tensors in new storages become results of a record: those at these positions in the call's results."""
         for index, tensor in tensors:
             key, geometry = _compat.storage_id(tensor), Geometry.of(tensor)
-            made = record.add_output(Local(call, index), geometry)
+            output = record.add_output(Local(call, index), geometry)
             storage = self._storages.get(key)
             if storage is None or not isinstance(storage.root, Output) or storage.root.record is not record:
                 ref = _compat.StorageRef(tensor)
-                storage = self._storages[key] = Storage(ref, made, geometry, {}, depends)
+                storage = self._storages[key] = Storage(ref, output, geometry, {}, depends)
                 number = self._next_number()
             else:
                 assert isinstance(storage.root, Output)
                 number = record.storages[storage.root.index][0]
             record.storages.append((number, memory.storage_bytes(tensor)))
-            storage.views.setdefault(geometry, made)
+            storage.views.setdefault(geometry, output)
 
     def replace_contents(self, storage: Storage, record: Record, local: Local, geometry: Geometry) -> None:
         """A result of a record becomes the new contents of a storage."""
-        made = record.add_output(local, geometry)
+        output = record.add_output(local, geometry)
         record.storages.append((self._next_number(), storage.ref.nbytes))
-        storage.replace(made, geometry)
+        storage.replace(output, geometry)
 
     def _next_number(self) -> int:
         self._storage_count += 1

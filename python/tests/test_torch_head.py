@@ -13,10 +13,11 @@ import cairn.torch as ct
 import pytest
 import torch
 from cairn.torch.base import memory
+from cairn.torch.head import head_chunks
 from cairn.torch.head.head_chunks import Chunks
 from cairn.torch.head.replacements import head, head_proof
 from executor_support import no_collector
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -117,6 +118,7 @@ def _needs_chunks() -> None:
     chunk_bytes=st.sampled_from([1, 2000, 20000, 100000]),
     seed=st.integers(0, 1000),
 )
+@example(22, 1, 385, torch.float32, True, "sum", None, (False, False, True), 1, 0)
 def test_any_call_is_pytorchs(
     rows: int,
     width: int,
@@ -140,6 +142,36 @@ def test_any_call_is_pytorchs(
         assert _same(found[0].nan_to_num(), expected[0].nan_to_num())  # type: ignore[union-attr]
     else:
         assert all(map(_same, found, expected))
+
+
+@pytest.mark.parametrize("wanted", [(False, False, True), (True, True, True)], ids=["bias", "all"])
+@pytest.mark.parametrize(
+    "shape",
+    [(22, 1, 385), (98, 1, 581), (23, 2, 451), (28, 2, 66), (129, 53, 70), (33, 1, 408), (63, 30, 580)],
+    ids=str,
+)
+def test_a_few_rows_or_words_are_no_chunk_of_their_own(
+    shape: tuple[int, int, int], wanted: tuple[bool, bool, bool]
+) -> None:
+    """PyTorch computes them in other ways than many, and by chance to the same bits on some numbers."""
+    for dtype in (torch.float32, torch.float64):
+        for seed in range(20):
+            operands = Operands.random(*shape, dtype, bias=True, seed=seed)
+            found = operands.run(ct.linear_cross_entropy, wanted, chunk_bytes=1, reduction="sum")
+            assert all(map(_same, found, operands.run(_whole, wanted, reduction="sum")))
+
+
+@pytest.mark.parametrize("chunks", [Chunks(16, 64), Chunks(64, 0, 16), Chunks(16, 384, 97), Chunks(97, 900)], ids=str)
+def test_the_most_logits_are_those_of_the_largest_chunk(chunks: Chunks) -> None:
+    rows, words, found = 97, 900, [0]
+    for size in filter(None, (chunks.rows, chunks.input_rows)):
+        found += [len(range(rows)[part]) * words for part in head_chunks.row_slices(rows, size)]
+    for part in head_chunks.column_slices(words, chunks.columns):
+        found.append(len(range(words)[part]) * rows)
+    assert chunks.largest(rows, words) == max(found)
+    assert [len(range(97)[part]) for part in head_chunks.row_slices(97, 16)] == [16, 16, 16, 16, 16, 17]
+    assert [len(range(900)[part]) for part in head_chunks.column_slices(900, 384)] == [384, 384, 132]
+    assert not list(head_chunks.column_slices(900, 0))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])

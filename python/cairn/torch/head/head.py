@@ -13,11 +13,12 @@ PyTorch's kernel needs only the sum of that row's gradient, which has one entry,
 other columns, an additional column holds it. So the kernel gives these columns the same bits as in the whole. They give
 these words' part of the weight's gradient, and one summand of the input's gradient.
 
-Only matrix products can differ in the last bit, because a library divides a smaller product in another way. Rows and
-columns of the result mostly have the same bits. Sums over columns have them if their number is one that the library
-itself sums at a time. `head_proof.py` tests for each shape which numbers do. If no number does, the input's gradient is
-computed by rows, from logits that are recomputed once more. If that differs as well, logits are computed in the whole,
-and the profile's notes say so.
+Only matrix products and the bias's gradient can differ in the last bit, because smaller ones are divided otherwise.
+Rows and columns of the result mostly have the same bits, if they are not a few alone: a small rest is computed with the
+last chunk. Sums over columns have the same bits if their number is one that the library itself sums at a time.
+`head_proof.py` tests for each shape which numbers do. If no number does, the input's gradient is computed by rows, from
+logits that are recomputed once more. If that differs as well, logits are computed in the whole, and the profile's notes
+say so.
 
 Cost. PyTorch computes three products of the size of the head, this four, and five if the input's gradient is by rows.
 """

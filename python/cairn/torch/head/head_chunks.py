@@ -12,13 +12,31 @@ import torch
 from torch.nn import functional as F
 
 ALL = slice(None)
+LEAST_ROWS, LEAST_COLUMNS = 16, 64  # of a part: a few are computed in other ways than many
 TILE_BYTES = 2**21  # of logits worked on at a time, elementwise: what a core's cache holds
 
 
-def slices(count: int, size: int) -> Iterator[slice]:
-    """`count` things in parts of `size`."""
-    for start in range(0, count, size):
-        yield slice(start, min(start + size, count))
+def slices(count: int, size: int, least: int = 1) -> Iterator[slice]:
+    """`count` things in parts of `size`; a rest of fewer than `least` belongs to the last part. None if `size` is 0."""
+    start = 0
+    while start < count and size:
+        stop = start + size if count - start - size >= least else count
+        yield slice(start, stop)
+        start = stop
+
+
+def row_slices(count: int, size: int) -> Iterator[slice]:
+    """`count` rows in parts of `size`, without a small rest."""
+    return slices(count, size, LEAST_ROWS)
+
+
+def column_slices(count: int, size: int) -> Iterator[slice]:
+    """`count` columns in parts of `size`, without a small rest."""
+    return slices(count, size, LEAST_COLUMNS)
+
+
+def _largest(parts: Iterator[slice]) -> int:
+    return max((part.stop - part.start for part in parts), default=0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,7 +51,8 @@ class Chunks:
 
     def largest(self, rows: int, words: int) -> int:
         """The most logits that there are at a time, of a head with so many rows and words."""
-        return max(self.rows * words, self.columns * rows, self.input_rows * words)
+        most_rows = max(_largest(row_slices(rows, size)) for size in (self.rows, self.input_rows))
+        return max(most_rows * words, _largest(column_slices(words, self.columns)) * rows)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,7 +87,7 @@ class Softmax:
     def of(cls, head: Head, target: torch.Tensor, rows: int) -> tuple[Softmax, torch.Tensor]:
         """Also the logarithm of each target's probability, by so many rows at a time."""
         largest, denominator, picked = (head.input.new_empty(head.rows, 1) for _ in range(3))
-        for part in slices(head.rows, rows):
+        for part in row_slices(head.rows, rows):
             logits = head.logits(part)
             largest[part] = logits.amax(1, keepdim=True)
             torch.ops.aten._log_softmax.out(logits, 1, False, out=logits)
@@ -144,11 +163,11 @@ class Backward:
         """All gradients that are asked for."""
         made = Gradients.empty(self.head, of_input, False, False)
         if made.input is not None and chunks.input_rows:
-            for rows in slices(self.head.rows, chunks.input_rows):
+            for rows in row_slices(self.head.rows, chunks.input_rows):
                 self.set_rows(rows, made.input)
         if chunks.columns:
             others = Gradients.empty(self.head, False, of_weight, of_bias)
             made.weight, made.bias = others.weight, others.bias
-            for columns in slices(self.head.words, chunks.columns):
+            for columns in column_slices(self.head.words, chunks.columns):
                 self.add_columns(columns, made, not chunks.input_rows)
         return made

@@ -1,7 +1,8 @@
 """Determines the chunks in which a head's matrix products give the same bits as in the whole, by computing both.
 
 The way in which a library divides a product depends on its shape, the alignment of its operands, the number of threads
-and the processor, and not on the numbers. So the numbers are random, and two orders of addition do not agree by chance.
+and the processor, and not on the numbers. So the numbers are random. Two orders of addition of them often agree in one
+sum by chance, but not in many: no part has fewer than LEAST_ROWS rows or LEAST_COLUMNS columns.
 Only the weight is the model's own, because it is large, unless it has so many zeros that they could hide differences.
 The whole computation by PyTorch is compared with the chunked forward and backward, by the same code that runs in
 training: the logits, their gradient, and the gradients of input, weight and bias, each completely.
@@ -24,12 +25,22 @@ import torch
 from torch.nn import functional as F
 
 from ..base import _compat
-from .head_chunks import Backward, Chunks, Gradients, Head, Softmax, slices
+from .head_chunks import (
+    LEAST_COLUMNS,
+    LEAST_ROWS,
+    Backward,
+    Chunks,
+    Gradients,
+    Head,
+    Softmax,
+    column_slices,
+    row_slices,
+)
 from .loss import cross_entropy
 
 ALIGNMENT = 64  # bytes, with which PyTorch allocates on the CPU
-COLUMN_UNITS = (1536, 384, 64)
-ROW_UNITS = (64, 16)
+COLUMN_UNITS = (1536, 384, LEAST_COLUMNS)
+ROW_UNITS = (64, LEAST_ROWS)
 MORE_ROWS = (64, 128, 256, 512)
 MANY_ZEROS = 0.5
 
@@ -180,7 +191,7 @@ class _Proof:
         return grad
 
     def _rows_hold(self, size: int, logits: torch.Tensor) -> bool:
-        return all(torch.equal(self._head.logits(part), logits[part]) for part in slices(self._case.rows, size))
+        return all(torch.equal(self._head.logits(part), logits[part]) for part in row_slices(self._case.rows, size))
 
     def _of_backward(self, backward: Backward, rows: int, grad: torch.Tensor, expected: Gradients) -> Chunks | None:
         """The first sizes that hold, those before others in which the input's gradient is summed up over columns."""
@@ -208,7 +219,7 @@ def _columns_hold(backward: Backward, size: int, grad: torch.Tensor, expected: G
     """
     of_input = None if expected.input is None else torch.empty_like(expected.input)
     to = Gradients(of_input, expected.weight, expected.bias)
-    for columns in slices(backward.head.words, size):
+    for columns in column_slices(backward.head.words, size):
         pairs = [(part[columns], part[columns].clone()) for part in (to.weight, to.bias) if part is not None]
         made = backward.add_columns(columns, to, sums_input=True)
         if not torch.equal(made, grad[:, columns]) or not all(torch.equal(*pair) for pair in pairs):
@@ -221,7 +232,7 @@ def _columns_hold(backward: Backward, size: int, grad: torch.Tensor, expected: G
 def _input_rows_hold(backward: Backward, size: int, expected: torch.Tensor) -> bool:
     """Whether the input's gradient by so many rows at a time is what is expected."""
     made = torch.empty_like(expected)
-    for rows in slices(backward.head.rows, size):
+    for rows in row_slices(backward.head.rows, size):
         backward.set_rows(rows, made)
     return torch.equal(made, expected)
 

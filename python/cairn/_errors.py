@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 from typing import Any
 
 from ._replay import Replay, Violation
@@ -69,7 +70,10 @@ class Error(Exception):
 
 def _rebuild(cls: type[Error], args: tuple[Any, ...], state: dict[str, Any]) -> Error:
     """Unpickles an exception whose constructor takes keywords (errors are passed between processes)."""
-    error = cls.__new__(cls, *args)
+    base: Any = cls
+    while not hasattr(builtins, base.__name__):  # the one that lays out the object, not the first with a __new__
+        base = base.__base__
+    error: Error = base.__new__(cls, *args)
     error.args = args
     error.__dict__.update(state)
     return error

@@ -329,6 +329,12 @@ def test_errors_survive_pickling() -> None:
     assert type(again) is cairn.Parse and vars(again) == vars(caught.value) and str(again) == str(caught.value)
 
 
+@pytest.mark.parametrize("kind", [cairn.Error, cairn.NoMemory, cairn.MemoryLimit, cairn.Io, cairn.Overflow])
+def test_errors_of_all_kinds_survive_pickling(kind: type[cairn.Error]) -> None:
+    again = pickle.loads(pickle.dumps(kind("why", file="a.json")))
+    assert type(again) is kind and str(again) == "a.json: why" and again.args == ("why",)
+
+
 def test_a_chain_as_a_graph() -> None:
     stages = [cairn.Stage(10, saved_bytes=30, forward_ns=7, backward_ns=9, name=name) for name in "ab"]
     chain = cairn.Chain(stages, input_bytes=5, fixed_bytes=100, name="net", provenance={"model": "net"})

@@ -49,6 +49,18 @@ def test_what_makes_up_a_peak_is_never_negative_and_lies_somewhere() -> None:
         ct.plan(profile, 1000)
 
 
+def test_the_distance_from_the_optimum_is_rounded_up() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+    profile = ct.profile(model, torch.randn(4, 8), loss_fn=torch.sum, passes=1)
+    plan = dataclasses.replace(ct.plan(profile, UNLIMITED), step_ns=100_000)
+    for bound_ns, words in (
+        (94_960, "at most 5.1 % from"),
+        (95_000, "at most 5.0 % from"),
+        (100_000, "proved optimal"),
+    ):
+        assert words in str(ct.explain(dataclasses.replace(plan, lower_bound_ns=bound_ns)))
+
+
 def test_a_report_says_which_operators_each_option_recomputes() -> None:
     pools = [layer for width in (8, 8, 8) for layer in (nn.Conv2d(8, width, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2))]
     model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), *pools, nn.Flatten(), nn.Linear(128, 10))

@@ -47,7 +47,7 @@ const char *crn_report_percent(int64_t part, int64_t whole, char out[CRN_PERCENT
 const char *crn_report_gap(double gap, char out[CRN_PERCENT_MAX])
 {
     static const double noise = 1e-6; /* of a gap that is a whole number of tenths */
-    snprintf(out, CRN_PERCENT_MAX, "%.1f %%", gap > 0 ? ceil(1000 * gap - noise) / 10 : 0);
+    snprintf(out, CRN_PERCENT_MAX, "%.1f %%", gap > 0 ? fmax(1, ceil(1000 * gap - noise)) / 10 : 0);
     return out;
 }
 

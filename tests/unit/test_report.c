@@ -206,6 +206,7 @@ static void gaps_are_rounded_up(void **state)
         double gap;
         const char *shown, *row;
     } cases[] = {{0, " 0.0 %", "reached\n"},
+                 {1e-12, " 0.1 %", "so 0.1 % could be saved at most\n"}, /* 1 ns of a quarter of an hour */
                  {0.00001, " 0.1 %", "so 0.1 % could be saved at most\n"},
                  {0.113, " 11.3 %", "so 11.3 % could be saved at most\n"},
                  {0.11301, " 11.4 %", "so 11.4 % could be saved at most\n"}};

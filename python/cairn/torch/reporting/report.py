@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -244,7 +245,8 @@ class Report:
         if bound is None or not self.plan.step_ns:
             return f" ({self.plan.solver})"
         gap = 100 * (1 - bound / self.plan.step_ns)
-        text = f"at most {gap:.1f} % from the optimum" if gap >= 0.05 else "less than 0.1 % from the optimum"
+        most = math.ceil(10 * gap - 1e-6) / 10  # rounded up, but for noise
+        text = f"at most {most:.1f} % from the optimum" if gap >= 0.05 else "less than 0.1 % from the optimum"
         text = "proved optimal" if gap <= 0 else text
         return f", {text} ({self.plan.solver})"
 

@@ -227,6 +227,15 @@ def test_what_compile_returned_is_compiled_again_for_another_budget():
         ct.checkpoint(again, x, loss_fn=squared)
 
 
+def test_a_copy_of_what_compile_returned_is_compiled_again_too():
+    x = torch.randn(64, 32)
+    copied = copy.deepcopy(compiled_with(Logging(), x, regions=False))
+    with pytest.raises(Unsupported, match=r"cairn.torch.compile has compiled this Logging as a whole"):
+        ct.checkpoint(copied, x, loss_fn=squared)
+    again = compiled_with(copied, x, regions=False)
+    assert len(ct.report(again).plans) == 1
+
+
 def test_a_compiled_model_is_copied_and_its_pickle_is_refused_by_name():
     model, x = Logging(), torch.randn(64, 32)
     compiled = compiled_with(model, x, regions=False)

@@ -190,11 +190,11 @@ def compile(
 
 
 def _inside(model: nn.Module) -> nn.Module:
-    """The model itself, where `compile` has returned this one. Raises Unsupported where torch.compile has."""
+    """The model itself, if `compile` has returned this one, or a copy is. Raises Unsupported if torch.compile has."""
     inside = _compat.compiled_inside(model)
     if inside is None:
         return model
-    if known(model) is None:
+    if not _compat.has_wrapped_calls(model):
         raise Unsupported(
             f"torch.compile has compiled this {type(inside).__name__} already: give the model itself to "
             "cairn.torch.compile, which takes the place of torch.compile, or name Cairn as its backend: "

@@ -175,7 +175,7 @@ def refuse_planned(model: nn.Module) -> None:
 def refuse_compiled(model: nn.Module) -> None:
     """Raises Unsupported for what `compile` has returned, which follows a plan of its own."""
     inside = _compat.compiled_inside(model)
-    if known(model) is not None and inside is not None:
+    if inside is not None and _compat.has_wrapped_calls(model):
         raise Unsupported(
             f"cairn.torch.compile has compiled this {type(inside).__name__} as a whole, by a plan of its own: plan the "
             "model itself, or give it to cairn.torch.compile again, for another budget"

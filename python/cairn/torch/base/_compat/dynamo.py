@@ -96,14 +96,20 @@ def skip_tracing_of(package: str) -> None:
 
 
 Wrapper = Callable[[Callable[..., Any]], Callable[..., Any]]
+_WRAPPER = "wrapper"  # in the `__dict__` of a module
 
 
 def with_wrapped_calls(compiled: Any, wrapper: Wrapper) -> Any:
     """Put a wrapper around the calls of a module that torch.compile returned, and of its copies. Returns the module."""
     compiled.__class__ = _wrapped_module_type()
-    compiled.__dict__["wrapper"] = wrapper
+    compiled.__dict__[_WRAPPER] = wrapper
     compiled.forward = wrapper(compiled.forward)
     return compiled
+
+
+def has_wrapped_calls(module: Any) -> bool:
+    """Whether there is a wrapper around the calls of a module, by `with_wrapped_calls` or as of a copy."""
+    return _WRAPPER in vars(module)
 
 
 @functools.lru_cache(maxsize=1)
@@ -120,7 +126,7 @@ def _wrapped_module_type() -> type:
             return _wrapped_again(*copy.deepcopy(self._parts(), memo))
 
         def _parts(self) -> tuple[Any, Any, Any]:
-            return self._orig_mod, self.dynamo_ctx, self.__dict__["wrapper"]
+            return self._orig_mod, self.dynamo_ctx, self.__dict__[_WRAPPER]
 
         def __reduce__(self) -> Any:
             raise pickle.PicklingError(

@@ -218,3 +218,29 @@ def test_a_step_in_evaluation_mode_warns_that_it_follows_no_plan(recwarn: pytest
     with ct.apply(model, in_eval):
         model(x).sum().backward()
     assert not [w for w in recwarn if "follows no plan" in str(w.message)]
+
+
+class Between(nn.Module):
+    """Returns its argument, too, and two results."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Tanh()) for _ in range(3))
+
+    def forward(self, x: torch.Tensor) -> list[torch.Tensor]:
+        results = [x]
+        for block in self.blocks:
+            results.append(block(results[-1]))
+        return results
+
+
+def test_only_a_backward_of_the_planned_forward_warns_in_evaluation_mode(recwarn: pytest.WarningsRecorder) -> None:
+    model, before, x = Between(), nn.Linear(8, 8), torch.randn(4, 8)
+    plan = ct.plan(ct.profile(model, x, loss_fn=lambda output: output[-1].sum(), passes=1), "1GiB")
+    with ct.apply(model, plan):
+        model.eval()
+        same, *results = model(before(x))
+        same.sum().backward()
+        assert not recwarn
+        with pytest.warns(UserWarning, match="follows no plan"):
+            model(before(x))[-1].sum().backward()

@@ -291,13 +291,12 @@ class Executor:
                 "forward is the step",
             )
 
-    def _notice_evaluation(self, output: Any) -> None:
-        """Warn once if a forward in evaluation mode, which follows no plan, gets a backward."""
+    def _notice_evaluation(self, output: Any, mark: int) -> None:
+        """Warn once if a forward in evaluation mode, which follows no plan, gets a backward. mark: where it began."""
         model = self._model()
         if self._has_warned_of_mode or self._in_eval or model is None or model.training or _compat.is_traced():
             return
-        node = next((t.grad_fn for t in tensors_in(output) if t.grad_fn is not None), None)
-        if node is not None:
+        for node in filter(None, {t.grad_fn for t in tensors_in(output) if _compat.is_made_since(t, mark)}):
             node.register_prehook(functools.partial(_warn_of_mode, weakref.ref(self), type(model).__name__))
 
     def _skipped(self, model: nn.Module) -> Iterator[nn.Module]:
@@ -313,8 +312,9 @@ class Executor:
     def _run_model(self, forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         refuse_incomplete_caches((*args, *kwargs.values()))
         if not self._is_active():
+            mark = _compat.history_mark()
             output = forward(*args, **kwargs)
-            self._notice_evaluation(output)
+            self._notice_evaluation(output, mark)
             return output
         self._refuse_surroundings()
         self._warn_of_own_checkpointing()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ if not (torch.distributed.is_available() and torch.distributed.is_gloo_available
     pytest.skip("torch without gloo", allow_module_level=True)
 
 import sharded_support as ranks
+from cairn.torch import PlanMismatch
+from cairn.torch.planning.rank_plans import refuse_other_plans
 
 TORCH_VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
 shards = pytest.mark.skipif(TORCH_VERSION < (2, 7), reason="fully_shard needs streams there, which the CPU has not")
@@ -99,3 +102,11 @@ def test_ranks_that_share_a_model_follow_one_plan(found: dict[str, Any]) -> None
 
 def test_ranks_that_share_no_parameters_do_not_wait_for_each_other(found: dict[str, Any]) -> None:
     assert found["stages"] == [True, True]
+
+
+def test_the_error_of_different_plans_names_the_ranks_that_have_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mesh may have any ranks, such as those of a second stage."""
+    monkeypatch.setattr(torch.distributed, "get_rank", lambda: 3)
+    others = SimpleNamespace(of_all=lambda own: [own, (2, "other")])
+    with pytest.raises(PlanMismatch, match=r"\(other on rank 2, own on rank 3\)"):
+        refuse_other_plans("Net", SimpleNamespace(hash="own"), others)  # type: ignore[arg-type]

@@ -11,6 +11,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
+from torch import distributed
+
 from ..._budget import Budget
 from ..base.errors import PlanMismatch
 from ..base.ranks import Ranks
@@ -48,9 +50,11 @@ def _of_all(make: Callable[[Any], Plan], budget: Any, ranks: Ranks) -> list[Plan
 
 def refuse_other_plans(model_name: str, plan: Plan, ranks: Ranks) -> None:
     """Raises PlanMismatch on each rank that shares a model if not all of them follow this plan."""
-    hashes = ranks.of_all(plan.hash)
-    if len(set(hashes)) > 1:
-        found = ", ".join(f"{each[:15]} on rank {rank}" for rank, each in enumerate(hashes))
+    if not ranks:
+        return
+    hashes = dict(ranks.of_all((distributed.get_rank(), plan.hash)))
+    if len(set(hashes.values())) > 1:
+        found = ", ".join(f"{each[:15]} on rank {rank}" for rank, each in sorted(hashes.items()))
         raise PlanMismatch(
             f"ranks that share a {model_name} follow different plans ({found}). They would gather parameters in "
             "different orders, and wait for each other for ever or compute wrong gradients: call "

@@ -161,7 +161,7 @@ const cairn_env *cli_watch_begin(const char *what);
 void cli_watch_end(void);
 /** Whether Ctrl-C was pressed meanwhile. */
 bool cli_was_interrupted(void);
-/** The exit code after an answer was printed: the given one, or, where Ctrl-C was pressed, that of this, which is told. */
+/** The exit code after an answer was printed: `result`, or, if Ctrl-C was pressed, CLI_INTERRUPTED, with a note. */
 cli_exit cli_end_of_answer(cli_exit result);
 
 /* ---- suggestions ---- */

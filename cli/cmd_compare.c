@@ -103,7 +103,7 @@ static cli_exit print_lines(const cli_call *call, const cairn_info *infos, int c
     return result;
 }
 
-/* What says nothing of the other solvers: they answer. */
+/* Whether only this solver has failed: the others are asked all the same. */
 static bool is_left_out(cairn_status status)
 {
     return status == CAIRN_UNSUPPORTED || status == CAIRN_UNAVAILABLE || status == CAIRN_MEMORY_LIMIT ||

@@ -12,8 +12,8 @@ extern "C" {
 
 /**
  * What the caller does for each operation of a chain. stage is l (1-based). A non-zero return stops the run with
- * CAIRN_CALLBACK and error->index = the position of the operation (a wait: that before which it is called; what is freed
- * later, too); nothing is called after that.
+ * CAIRN_CALLBACK and error->index = the position of the operation (a wait: that before which it is called, or the last one
+ * at the end; what is freed later, too); nothing is called after that.
  *
  * forward: computes a[stage] from a[stage-1], which is there as such or as part of the saved set of stage - 1. With
  * save: keep all that backward(stage) needs, in the way that option says; a[stage] is part of that. Without: keep

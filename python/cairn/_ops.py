@@ -56,7 +56,7 @@ def op_struct(op: Sequence[Any], position: int, is_chain: bool) -> _structs.Op:
         raise refuse(f"{op!r}: expected {_op_shape(code, is_chain)}")
     index = integer(rest[0], "index", f"ops[{position}]")
     for what, number, most in (("option", option, _OPTION_MAX), ("index", index, INT32_MAX)):
-        if not 0 <= number <= most:  # does not fit the structure; what the problem allows, the library knows
+        if not 0 <= number <= most:  # no problem has these; the library knows what this one has
             raise refuse(f"{op!r}: the {what} is {number}, out of range: 0 to {most}")
     return _structs.Op(code, value, option, index)
 

@@ -433,6 +433,7 @@ def test_help(cairn):
         assert about.code == 0 and about.out.startswith(f"usage: cairn {name}")
         assert about.out == cairn(name, "--help").out
     assert "--time-limit DURATION" in cairn("help", "solve").out
+    assert "half of the machine's, or of what a container or ulimit -v leaves)" in cairn("help", "solve").out
     for name, default in (("solve", "(required)"), ("bound", "(required)"), ("verify", "(default: the recorded one)")):
         (budget,) = (line for line in cairn("help", name).out.splitlines() if "--budget SIZE" in line)
         assert budget.endswith(default)

@@ -17,7 +17,7 @@
 #include "support/random_problem.h"
 #include "support/rounds.h"
 
-enum { STAGES = 9, BUDGETS = 4 };
+enum { STAGES = 9, BUDGETS = 4, LONG = 100 };
 
 #define TOO_DEAR 1e9
 
@@ -40,9 +40,9 @@ typedef struct fixture {
             fail_msg("seed %llu: %s", (unsigned long long)(f)->seed, #condition); \
     } while (0)
 
-static void solve(fixture *f, crn_link_terms terms)
+static void solve(fixture *f, crn_link_extent extent, crn_link_terms terms)
 {
-    assert_int_equal(crn_link_program_new(&f->task, f->budget_bytes, &f->program, NULL), CAIRN_OK);
+    assert_int_equal(crn_link_program_new(&f->task, f->budget_bytes, extent, &f->program, NULL), CAIRN_OK);
     assert_int_equal(cairn_builder_new(&plain, f->task.problem, &f->list, NULL), CAIRN_OK);
     assert_int_equal(crn_link_program_solve(&f->program, &f->task, terms, f->list, &f->found, NULL), CAIRN_OK);
     check(f, f->found == (cairn_builder_count(f->list) > 0));
@@ -122,7 +122,8 @@ static void compare_with_chain_exact(fixture *f)
     cairn_replay replay;
     cairn_options *options = test_options("chain-exact", f->budget_bytes, "");
     cairn_info exact = test_solve(f->task.problem, options, NULL);
-    solve(f, (crn_link_terms){.price = TOO_DEAR, .rounds_up = f->seed % 2 == 0});
+    solve(f, crn_link_extent_of(&f->task, f->seed % 2 == 0),
+          (crn_link_terms){.price = TOO_DEAR, .rounds_up = f->seed % 2 == 0});
     check(f, f->found || exact.makespan_ns < 0);
     if (!f->found)
         return;
@@ -158,12 +159,27 @@ static void check_levels(const fixture *f, const crn_transfer *transfer)
     free(levels);
 }
 
+/* A piece is a forward that keeps its input, and those that follow it without saving. */
+static void check_pieces(const fixture *f, int32_t longest)
+{
+    int32_t length = 0;
+    for (int64_t i = 0; i < cairn_builder_count(f->list); i++) {
+        cairn_op op = cairn_builder_ops(f->list)[i];
+        length = op.code == CAIRN_OP_FORWARD_KEEP ? 1 : op.code == CAIRN_OP_FORWARD_DROP ? length + 1 : 0;
+        check(f, length <= longest);
+    }
+}
+
 static void fits_with_what_it_offloads(fixture *f)
 {
     crn_transfer *transfer;
-    solve(f, (crn_link_terms){(double)(f->seed % 5) / 4, (double)(f->seed % 3) / 2, true});
+    crn_link_extent extent = crn_link_extent_of(&f->task, false);
+    int32_t stages = extent.piece_max; /* short chains have all pieces */
+    extent.piece_max = 1 + (int32_t)f->seed % stages;
+    solve(f, extent, (crn_link_terms){(double)(f->seed % 5) / 4, (double)(f->seed % 3) / 2, true});
     if (!f->found)
         return;
+    check_pieces(f, extent.piece_max);
     check(f, f->program.made <= cairn_builder_count(f->list));
     assert_int_equal(
         crn_transfer_new(&f->task, cairn_builder_ops(f->list), cairn_builder_count(f->list), &transfer, NULL),
@@ -182,11 +198,41 @@ static void lists_fit_with_what_they_offload(void **state)
     assert_true(found > 0);
 }
 
+/* At the least budget, lists with short pieces have to offload, and those with long pieces need not. */
+static void long_pieces_need_less_memory(void **state)
+{
+    test_random random = test_random_seeded(1);
+    const test_chain_shape shape = {.stages_min = LONG,
+                                    .stages_max = LONG,
+                                    .bytes_max = 12,
+                                    .positive = true,
+                                    .homogeneous = true,
+                                    .machine = true};
+    cairn_problem *problem = test_random_chain(&random, &shape);
+    cairn_limits limits = test_limits(problem, test_options("chain-exact", CAIRN_NONE, ""));
+    fixture f = {.budget_bytes = limits.least_bytes};
+    (void)state;
+    f.task = (crn_task){.env = &plain,
+                        .problem = problem,
+                        .machine = cairn_problem_info_of(problem)->machine,
+                        .settings = &settings,
+                        .deadline_ns = CAIRN_NONE};
+    for (int is_long = 0; is_long < 2; is_long++) {
+        crn_link_extent extent = crn_link_extent_of(&f.task, is_long);
+        check(&f, (extent.piece_max == LONG) == is_long);
+        solve(&f, extent, (crn_link_terms){.price = TOO_DEAR});
+        check(&f, f.found && offloads(&f) == !is_long);
+        clear(&f);
+    }
+    cairn_problem_free(problem);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_link_that_is_too_dear_leaves_chain_exact),
         cmocka_unit_test(lists_fit_with_what_they_offload),
+        cmocka_unit_test(long_pieces_need_less_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

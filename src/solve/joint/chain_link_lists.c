@@ -64,11 +64,12 @@ static cairn_status try_terms(pricing *p, crn_link_terms terms, int64_t *makespa
 static cairn_status try_falling(pricing *p, bool rounds_up, cairn_error *error)
 {
     crn_link_terms terms = {PRICE_FIRST, 0, rounds_up};
+    int64_t best_ns = INT64_MAX, makespan_ns;
     p->fits_none = false;
     for (int i = 0, worse = 0; i < PRICES && worse < WORSE_MAX && !p->fits_none; i++) {
-        int64_t before_ns = p->best_ns, makespan_ns;
         CRN_TRY(try_terms(p, terms, &makespan_ns, error));
-        worse = makespan_ns <= before_ns && makespan_ns < INT64_MAX ? 0 : worse + 1;
+        worse = makespan_ns <= best_ns && makespan_ns < INT64_MAX ? 0 : worse + 1;
+        best_ns = crn_min(best_ns, makespan_ns);
         terms.price *= PRICE_STEP;
     }
     return CAIRN_OK;
@@ -98,18 +99,29 @@ static cairn_status try_all(pricing *p, cairn_error *error)
     return CAIRN_OK;
 }
 
+/* With pieces that are usual, or all. */
+static cairn_status try_pieces(pricing *p, bool is_long, cairn_error *error)
+{
+    const crn_link_extent extent = crn_link_extent_of(&p->task, is_long);
+    if (extent.piece_max == 0)
+        return CAIRN_OK;
+    if (crn_link_program_memory(&p->task, extent) > crn_memory_limit(p->task.settings))
+        return CAIRN_NO_MEMORY;
+    cairn_status status = crn_link_program_new(&p->task, p->search->budget_bytes, extent, &p->program, error);
+    if (status == CAIRN_OK)
+        status = try_all(p, error);
+    crn_link_program_free(&p->program);
+    return status;
+}
+
 cairn_status crn_chain_link_lists(crn_joint_search *search, cairn_error *error)
 {
     pricing p = {.search = search, .task = crn_task_part(search->task, TIME_PARTS), .best_ns = INT64_MAX};
-    if (!crn_link_program_applies(&p.task) || search->budget_bytes == INT64_MAX)
+    if (search->budget_bytes == INT64_MAX)
         return CAIRN_OK;
-    cairn_status status = CAIRN_NO_MEMORY;
-    if (crn_link_program_memory(&p.task) <= crn_memory_limit(p.task.settings)) {
-        status = crn_link_program_new(&p.task, search->budget_bytes, &p.program, error);
-        if (status == CAIRN_OK)
-            status = try_all(&p, error);
-        crn_link_program_free(&p.program);
-    }
+    cairn_status status = try_pieces(&p, false, error);
+    if (status == CAIRN_OK && p.best_ns == INT64_MAX && !is_over(&p))
+        status = try_pieces(&p, true, error);
     search->cut_short = search->cut_short || status == CAIRN_NO_MEMORY;
     return status == CAIRN_NO_MEMORY ? CAIRN_OK : status;
 }

@@ -5,9 +5,10 @@
 
 /*
  * Ways times slots that one price may look at: some hundredths of a second, and what the time that is left allows for all prices.
- * There are fewer slots where there are more ways. Where the least number of slots takes too long, the program is not asked.
+ * Pieces are shorter where that leaves more slots.
  */
-enum { SLOTS_MAX = 300, SLOTS_MIN = 40, PRICES_USUAL = 32, PRICES_LEAST = 8, MEMORY_MAX = 1 << 26 };
+enum { PRICES_USUAL = 16, PRICES_LEAST = 8, MEMORY_MAX = 1 << 26 };
+enum { SLOTS_MIN = 40, SLOTS_USUAL = 100, SLOTS_MAX = 300, PIECE_MIN = 16, PIECE_MAX = 40 };
 #define WORK_MAX 2e8
 #define WORK_LARGEST 5e8
 #define WORK_OF_NS 3.0
@@ -123,11 +124,25 @@ static int64_t bytes_to_forward(const crn_link_program *p, int32_t s, int32_t l,
 
 /* ---- the table ---- */
 
+/* Segments that end with the chain come first, then the pieces, by their last stage. */
+static size_t segment_of(const crn_link_program *p, int32_t s, int32_t t)
+{
+    size_t n = (size_t)p->model.n, longest = (size_t)p->piece_max, before = (size_t)t - 1;
+    size_t shorter = before < longest ? before : longest, first = (size_t)t > longest ? (size_t)t - longest : 0;
+    if (t == p->model.n)
+        return (size_t)s - 1;
+    return n + shorter * (shorter + 1) / 2 + (before - shorter) * longest + (size_t)s - 1 - first;
+}
+
 static float *row_of(const crn_link_program *p, int32_t kind, int32_t s, int32_t t)
 {
-    size_t segments = (size_t)p->model.n * ((size_t)p->model.n + 1) / 2;
-    size_t segment = (size_t)t * ((size_t)t - 1) / 2 + (size_t)s - 1;
-    return p->table + ((size_t)kind * segments + segment) * ((size_t)p->slots + 1);
+    return p->table + ((size_t)kind * p->segments + segment_of(p, s, t)) * ((size_t)p->slots + 1);
+}
+
+/* The last stage of the longest piece from s on within a segment that ends with t. */
+static int32_t last_of_piece(const crn_link_program *p, int32_t s, int32_t t)
+{
+    return t - s > p->piece_max ? s + p->piece_max - 1 : t - 1;
 }
 
 /* row[m] = min(row[m], cost + inner[m - taken] + rest[m]) from `least` on, which is at least `taken`; rest may be NULL. */
@@ -173,7 +188,7 @@ static void fill_keeps(crn_link_program *p, int32_t s, int32_t t, int32_t kind, 
     float price = price_of_input(p, s, kind), cost = 0;
     int32_t input = slots_taken(p, s, kind);
     int64_t needed = 0;
-    for (int32_t l = s; l < t && !stage_of(p, l)->no_recompute; l++) {
+    for (int32_t l = s; l <= last_of_piece(p, s, t) && !stage_of(p, l)->no_recompute; l++) {
         cost += (float)stage_of(p, l)->forward_only_ns;
         needed = crn_max(needed, bytes_to_forward(p, s, l, t));
         take_both(p, row, slots_needed(p, needed), slots_taken(p, l + 1, 0), cost, row_of(p, 0, l + 1, t),
@@ -224,7 +239,7 @@ static way find_way(const crn_link_program *p, const crn_link_frame *f)
     }
     int64_t needed = 0;
     way tried = {.option = -1};
-    for (int32_t l = f->s; l < f->t && !stage_of(p, l)->no_recompute; l++) {
+    for (int32_t l = f->s; l <= last_of_piece(p, f->s, f->t) && !stage_of(p, l)->no_recompute; l++) {
         tried.cost += (float)stage_of(p, l)->forward_only_ns;
         tried.kept = l;
         needed = crn_max(needed, bytes_to_forward(p, f->s, l, f->t));
@@ -321,16 +336,23 @@ static int32_t kinds_of(const cairn_chain *chain)
     return 1 + most;
 }
 
-static double ways_of(const cairn_chain *chain)
+/* Of pieces up to that length, and of what ends with the chain: ways to cut them, with the input here or away. */
+static double ways_of(const cairn_chain *chain, double longest)
 {
-    double n = chain->stage_count;
-    return (n * n * n / 3 + n * n * kinds_of(chain)) * kinds_of(chain);
+    double n = chain->stage_count, of_pieces = n * longest * longest - longest * longest * longest * 2 / 3;
+    double of_rest = 2 * (n - longest) * longest, of_saves = n * longest * kinds_of(chain);
+    return (of_pieces + of_rest + of_saves) * kinds_of(chain);
 }
 
-static double rows_of(const cairn_chain *chain)
+static double segments_of(const cairn_chain *chain, double longest)
 {
     double n = chain->stage_count;
-    return n * (n + 1) / 2 * kinds_of(chain);
+    return n + (n - 1) * longest - longest * (longest - 1) / 2;
+}
+
+static double table_bytes(const cairn_chain *chain, double longest, double slots)
+{
+    return segments_of(chain, longest) * kinds_of(chain) * (slots + 1) * sizeof(float);
 }
 
 /* What there is time for, where so many prices are tried. */
@@ -341,36 +363,38 @@ static double work_of(const crn_task *task, double prices)
     return (double)crn_max(0, task->deadline_ns - crn_clock_ns()) * WORK_OF_NS / prices;
 }
 
-static int32_t slots_of(const crn_task *task, const cairn_chain *chain)
-{
-    double work = fmin(WORK_MAX, work_of(task, PRICES_USUAL));
-    double most = fmin(SLOTS_MAX, MEMORY_MAX / (rows_of(chain) * sizeof(float)) - 1);
-    return (int32_t)fmax(SLOTS_MIN, fmin(most, work / ways_of(chain)));
-}
-
-bool crn_link_program_applies(const crn_task *task)
+crn_link_extent crn_link_extent_of(const crn_task *task, bool is_long)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
-    return ways_of(chain) * SLOTS_MIN <= fmin(WORK_LARGEST, work_of(task, PRICES_LEAST)) &&
-           rows_of(chain) * (SLOTS_MIN + 1) * sizeof(float) <= MEMORY_MAX;
+    double most = fmin(WORK_LARGEST, work_of(task, PRICES_LEAST)), usual = fmin(WORK_MAX, work_of(task, PRICES_USUAL));
+    int32_t longest = is_long || chain->stage_count < PIECE_MAX ? chain->stage_count : PIECE_MAX;
+    while (longest > PIECE_MIN && !is_long && ways_of(chain, longest) * SLOTS_USUAL > usual)
+        longest--;
+    while (longest > 0 &&
+           (ways_of(chain, longest) * SLOTS_MIN > most || table_bytes(chain, longest, SLOTS_MIN) > MEMORY_MAX))
+        longest -= 1 + longest / 16;
+    double slots = fmin(usual / ways_of(chain, longest), MEMORY_MAX / table_bytes(chain, longest, 0) - 1);
+    bool is_enough = longest >= PIECE_MIN || longest == chain->stage_count;
+    return (crn_link_extent){is_enough ? longest : 0, (int32_t)fmax(SLOTS_MIN, fmin(SLOTS_MAX, slots))};
 }
 
-int64_t crn_link_program_memory(const crn_task *task)
+int64_t crn_link_program_memory(const crn_task *task, crn_link_extent extent)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
-    int64_t stage_bytes = (int64_t)sizeof(crn_link_frame) + kinds_of(chain) * (int64_t)sizeof(int32_t) + 16;
-    return (int64_t)(rows_of(chain) * (slots_of(task, chain) + 1) * sizeof(float)) +
-           (chain->stage_count + 2) * stage_bytes + 8192;
+    int64_t stage_bytes = (int64_t)sizeof(crn_link_frame) + kinds_of(chain) * (int64_t)sizeof(int32_t) + 32;
+    return (int64_t)table_bytes(chain, extent.piece_max, extent.slots) + (chain->stage_count + 2) * stage_bytes + 8192;
 }
 
-cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, crn_link_program *program,
-                                  cairn_error *error)
+cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, crn_link_extent extent,
+                                  crn_link_program *program, cairn_error *error)
 {
     const cairn_chain *chain = cairn_problem_chain(task->problem);
     size_t n = (size_t)chain->stage_count;
     crn_link_program *p = program;
     *p = (crn_link_program){.machine = task->machine,
-                            .slots = slots_of(task, chain),
+                            .piece_max = extent.piece_max,
+                            .slots = extent.slots,
+                            .segments = (size_t)segments_of(chain, extent.piece_max),
                             .kinds = kinds_of(chain),
                             .allocator = crn_allocator(task->env)};
     crn_arena_init(&p->arena, p->allocator);
@@ -381,7 +405,7 @@ cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, cr
     p->slots = slots_needed(p, p->room_bytes) < p->slots ? slots_needed(p, p->room_bytes) : p->slots;
     p->stack = crn_arena_alloc(&p->arena, n + 2, sizeof(*p->stack));
     p->taken = crn_arena_alloc(&p->arena, (size_t)p->kinds * (n + 1), sizeof(*p->taken));
-    p->table = crn_arena_alloc(&p->arena, (size_t)rows_of(chain) * ((size_t)p->slots + 1), sizeof(*p->table));
+    p->table = crn_arena_alloc(&p->arena, (size_t)p->kinds * p->segments * ((size_t)p->slots + 1), sizeof(*p->table));
     return p->stack && p->taken && p->table ? CAIRN_OK : crn_no_memory(error);
 }
 
@@ -403,7 +427,7 @@ cairn_status crn_link_program_solve(crn_link_program *program, const crn_task *t
     program->room = terms.rounds_up ? (int32_t)(program->room_bytes / program->slot_bytes) : program->slots;
     round_sizes(program);
     for (int32_t length = 1; length <= n; length++)
-        for (int32_t s = 1; s + length - 1 <= n; s++) {
+        for (int32_t s = length > program->piece_max ? n - length + 1 : 1; s + length - 1 <= n; s++) {
             if (crn_should_stop(task, NULL))
                 return CAIRN_OK;
             fill_segment(program, s, s + length - 1);

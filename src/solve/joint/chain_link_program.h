@@ -12,7 +12,9 @@
  *           made to fit afterwards, as all lists are, and more than one price is tried.
  * Near      the best among persistent schedules: memory is counted in slots, costs are floats, and the forwards of a segment
  *           run beside its input even where that is offloaded.
- * Cost      O(n^3 S) for S slots, times 1 + K for the most options K of a stage; memory O(n^2 S), times the same.
+ * Pieces    The stages s..r-1 that are recomputed as one are a piece, of at most P stages. So there are segments that end with
+ *           the chain, and others of at most P stages. Short pieces lose next to nothing but near the least budget.
+ * Cost      O(n P^2 S) for S slots, times 1 + K for the most options K of a stage; memory O(n P S), times the same.
  * Source    Recomputation: Herrmann et al. 2019. With transfers: after Beaumont, Eyraud-Dubois, Shilova 2021, whose program
  *           counts the time of transfers in place of a price.
  */
@@ -37,6 +39,8 @@ typedef struct crn_link_program {
     int64_t room_bytes; /* and beside that so much, */
     int32_t room;       /* in slots */
     int64_t slot_bytes;
+    int32_t piece_max;    /* stages of the longest piece */
+    size_t segments;      /* that there are rows for */
     int32_t slots, kinds; /* of an input: 0 = an output, 1 + k = a saved set of option k */
     crn_link_terms terms;
     int32_t *taken;               /* slots: by kind, of what stages 0 to n make */
@@ -48,17 +52,23 @@ typedef struct crn_link_program {
     int32_t made; /* computations */
 } crn_link_program;
 
-/** Whether the task's chain is short enough for it, and there is time for a few prices. */
-bool crn_link_program_applies(const crn_task *task);
+/** How much of the table is made. Pieces of 0 stages: there is no time for a few prices, or the chain is too long. */
+typedef struct crn_link_extent {
+    int32_t piece_max; /* stages of the longest piece */
+    int32_t slots;
+} crn_link_extent;
+
+/** What there are memory and time for: pieces that are usual, or is_long: all, where near the least budget no others fit. */
+crn_link_extent crn_link_extent_of(const crn_task *task, bool is_long);
 /** An upper estimate of its memory. */
-int64_t crn_link_program_memory(const crn_task *task);
+int64_t crn_link_program_memory(const crn_task *task, crn_link_extent extent);
 
 /**
- * For a task whose problem is a chain that it applies to, and a budget. Errors: NO_MEMORY. Free with
- * crn_link_program_free, also after one.
+ * For a task whose problem is a chain with a machine, and a budget. Errors: NO_MEMORY. Free with crn_link_program_free, also
+ * after one.
  */
-cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, crn_link_program *program,
-                                  cairn_error *error);
+cairn_status crn_link_program_new(const crn_task *task, int64_t budget_bytes, crn_link_extent extent,
+                                  crn_link_program *program, cairn_error *error);
 void crn_link_program_free(crn_link_program *program);
 
 /**

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import faulthandler
 import multiprocessing
 import os
+import signal
+import time
+import traceback
 import warnings
 from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +25,10 @@ from cairn.torch.compiled import region_levels, region_options
 from cairn.torch.compiled.compiled_model import known
 from torch import distributed, nn
 
-WIDTH, RANKS, SECONDS = 16, 2, 240
+WIDTH, RANKS = 16, 2
+SECONDS = 240  # for all tasks
+ALONE_SECONDS = 30  # for a rank to answer after an error of the other
+TRACE_SECONDS = 1  # for a rank to write where it is
 
 
 class Layer(nn.Module):
@@ -303,40 +311,117 @@ def planned_before(_: Any) -> str:
     return str(caught.value)
 
 
+def fails_alone(_: Any) -> None:
+    """One rank fails, and the other waits for it."""
+    if distributed.get_rank():
+        raise ValueError("on one rank")
+    distributed.barrier()
+
+
 #: What a task is called, and with what: by name, for the results.
 Tasks = Mapping[str, tuple[Callable[..., Any], Any, dict[str, Any]]]
 
 
-def _rank(rank: int, folder: str, tasks: Tasks, results: Any) -> None:
-    faulthandler.dump_traceback_later(SECONDS, exit=True)
-    torch.set_num_threads(1)
-    store = distributed.FileStore(f"{folder}/store", RANKS)
-    wait = datetime.timedelta(seconds=SECONDS)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=wait)
-    found = {}
-    for name, (task, shard, options) in tasks.items():
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What a task returned on one rank, or its error."""
+
+    value: Any
+    traceback: str = ""
+
+
+def _rank(rank: int, folder: Path, tasks: Tasks, parent: Connection) -> None:
+    """Do tasks, each when the parent asks for it."""
+    with open(folder / f"traces{rank}", "w") as traces:
+        faulthandler.register(signal.SIGUSR1, traces, all_threads=True)
+        faulthandler.dump_traceback_later(SECONDS + ALONE_SECONDS, exit=True)  # where the parent has ended
+        torch.set_num_threads(1)
+        store = distributed.FileStore(f"{folder}/store", RANKS)
+        limit = datetime.timedelta(seconds=SECONDS)
+        distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS, timeout=limit)
+        for task, shard, options in tasks.values():
+            try:
+                answer = Answer(task(shard, **options))
+            except BaseException as error:
+                answer = Answer(repr(error), traceback.format_exc())
+            parent.send(answer)
+            parent.recv()  # no rank is ahead, or ends, while the other is at a task
+        os._exit(0)  # a group that is freed may wait for threads of its own for ever (torch 2.13)
+
+
+class _Ranks:
+    """The processes, and their answers to one task at a time."""
+
+    def __init__(self, folder: Path, tasks: Tasks) -> None:
+        self._folder, self._end = folder, time.monotonic() + SECONDS
+        context = multiprocessing.get_context("spawn")
+        pipes = [context.Pipe() for _ in range(RANKS)]
+        self._parents = [own for own, _ in pipes]
+        self._processes = [
+            context.Process(target=_rank, args=(rank, folder, tasks, other)) for rank, (_, other) in enumerate(pipes)
+        ]
+        for rank, (process, (_, other)) in enumerate(zip(self._processes, pipes, strict=True)):
+            (folder / f"traces{rank}").touch()
+            process.start()
+            other.close()  # so that a process that ends is noticed
+
+    def found(self, name: str) -> Any:
+        """What both ranks find in their next task. Fails if it is not the same."""
+        answers: dict[int, Answer] = {}
+        while len(answers) < RANKS:
+            waiting = {self._parents[rank]: rank for rank in range(RANKS) if rank not in answers}
+            seconds = self._end - time.monotonic()
+            if any(answer.traceback for answer in answers.values()):  # the other waits for it, mostly for ever
+                seconds = min(seconds, ALONE_SECONDS)
+            ready = wait(list(waiting), max(0.0, seconds))
+            if not ready:
+                self._fail(
+                    f"task {name!r}: no answer of rank {' and '.join(map(str, waiting.values()))} in time", answers
+                )
+            for parent in ready:
+                answers[waiting[parent]] = self._received(waiting[parent])
+        if answers[0].value != answers[1].value:
+            self._fail(f"task {name!r}: ranks have other answers", answers)
+        if answers[0].traceback:
+            print(f"task {name!r}:\n{answers[0].traceback}")
+        for parent in self._parents:
+            parent.send("next")
+        return answers[0].value
+
+    def _received(self, rank: int) -> Answer:
         try:
-            found[name] = task(shard, **options)
-        except BaseException as error:
-            found[name] = repr(error)
-    results.put(found)
-    results.close()
-    results.join_thread()
-    os._exit(0)  # a group that is freed may wait for threads of its own for ever (torch 2.13)
+            answer = self._parents[rank].recv()
+            assert isinstance(answer, Answer)
+        except (EOFError, OSError):
+            self._processes[rank].join(ALONE_SECONDS)
+            ended = f"rank {rank} has ended with exit code {self._processes[rank].exitcode}"
+            return Answer(ended, ended)
+        return answer
+
+    def _fail(self, what: str, answers: Mapping[int, Answer]) -> None:
+        """Fails with the answers of ranks, and with where those without one are."""
+        parts = [what]
+        for rank, process in enumerate(self._processes):
+            if rank in answers:
+                parts.append(f"rank {rank}: {answers[rank].value!r}\n{answers[rank].traceback}")
+                continue
+            assert process.pid is not None
+            os.kill(process.pid, signal.SIGUSR1)
+            time.sleep(TRACE_SECONDS)
+            parts.append(f"rank {rank} is here:\n{(self._folder / f'traces{rank}').read_text()}")
+        pytest.fail("\n\n".join(parts), pytrace=False)
+
+    def kill(self) -> None:
+        """Ends the processes."""
+        for process in self._processes:
+            process.kill()
+            process.join()
 
 
 def on_two_ranks(folder: Path, tasks: Tasks) -> dict[str, Any]:
     """What both ranks find in each task, which must be the same."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    ranks = [context.Process(target=_rank, args=(rank, str(folder), tasks, results)) for rank in range(RANKS)]
-    for rank in ranks:
-        rank.start()
+    ranks = _Ranks(folder, tasks)
     try:
-        first, second = (results.get(timeout=SECONDS) for _ in ranks)
+        return {name: ranks.found(name) for name in tasks}
     finally:
-        for rank in ranks:
-            rank.join(10)
-            rank.kill()
-    assert first == second
-    return dict(first)
+        ranks.kill()

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -110,3 +111,14 @@ def test_the_error_of_different_plans_names_the_ranks_that_have_them(monkeypatch
     others = SimpleNamespace(of_all=lambda own: [own, (2, "other")])
     with pytest.raises(PlanMismatch, match=r"\(other on rank 2, own on rank 3\)"):
         refuse_other_plans("Net", SimpleNamespace(hash="own"), others)  # type: ignore[arg-type]
+
+
+def test_a_task_that_fails_on_one_rank_is_named_with_where_the_other_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ranks, "ALONE_SECONDS", 1)
+    tasks: ranks.Tasks = {"alone": (ranks.fails_alone, None, {}), "never": (ranks.fails_alone, None, {})}
+    with pytest.raises(pytest.fail.Exception, match="task 'alone': no answer of rank 0 in time") as failure:
+        ranks.on_two_ranks(tmp_path, tasks)
+    assert "ValueError: on one rank" in str(failure.value) and "in fails_alone" in str(failure.value)
+    assert "in barrier" in str(failure.value)

@@ -12,6 +12,8 @@ import cairn
 from cairn import Progress, ProgressCallback
 from torch import distributed
 
+from . import ranks
+
 SECONDS_BETWEEN = 0.2  # two pieces of news of the same phase on a terminal
 
 
@@ -75,7 +77,7 @@ def check_progress(progress: Any) -> None:
 
 def _may_write() -> bool:
     """Whether to write to the terminal: it is one, and this is the first process of a distributed job."""
-    is_first = not (distributed.is_available() and distributed.is_initialized()) or distributed.get_rank() == 0
+    is_first = not ranks.is_distributed() or distributed.get_rank() == 0
     return is_first and sys.stderr is not None and sys.stderr.isatty()
 
 

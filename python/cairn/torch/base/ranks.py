@@ -9,9 +9,14 @@ from typing import Any
 from torch import distributed
 
 
+def is_distributed() -> bool:
+    """Whether this process is a rank, perhaps the only one."""
+    return distributed.is_available() and distributed.is_initialized()
+
+
 def several() -> bool:
     """Whether this process is one of several ranks."""
-    return distributed.is_available() and distributed.is_initialized() and distributed.get_world_size() > 1
+    return is_distributed() and distributed.get_world_size() > 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import torch
 from cairn import MemoryLimit, NoSchedule, format_bytes
 from torch import nn
 
@@ -39,7 +38,7 @@ from ..base import memory
 from ..base.blocks import resolve
 from ..base.choices import POLICIES
 from ..base.errors import InfeasibleBudget, PlanMismatch, TorchError, warn
-from ..base.ranks import Ranks
+from ..base.ranks import Ranks, is_distributed
 from ..base.stages import StageRef
 from ..rerun_state.backend_flags import changes_since
 from ..rerun_state.sharded import ranks_of
@@ -363,7 +362,7 @@ class ShapePlans:
         """A plan by profiling the step's inputs. None, or the error, if that is impossible or exceeds the budget."""
         base = self._base(actual)
         model, source, by = self._model(), self._source, numbers_grown(actual, base)
-        if model is None or source is None or _is_distributed():
+        if model is None or source is None or is_distributed():
             return None
         if by is None:  # tensors have no counterparts
             by = Growth(largest_of(actual) / max(1, largest_of(base)), 1.0)
@@ -382,10 +381,6 @@ class ShapePlans:
         while len(self._profiles) > KEPT:
             self._profiles.pop(list(self._profiles)[1])
         return self._planned(profile, actual, "measurement")
-
-
-def _is_distributed() -> bool:
-    return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
 def _blocks_in(refs: Sequence[StageRef]) -> set[StageRef]:

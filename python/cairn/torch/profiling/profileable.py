@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..base import _compat
+from ..base import _compat, ranks
 from ..base.blocks import checkpointing_switch
 from ..base.errors import Unsupported, warn
 from ..rerun_state.sharded import refuse_tensor_parallel
@@ -121,7 +121,7 @@ def check_model(model: nn.Module) -> None:
 
 def _refuse_static_graph(model: nn.Module) -> None:
     """Raises Unsupported where DistributedDataParallel counts the backwards of a model: it would count a profile's."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not ranks.is_distributed():
         return
     kind = torch.nn.parallel.DistributedDataParallel
     for wrapper in [value for value in gc.get_objects() if type(value) is kind]:
